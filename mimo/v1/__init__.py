@@ -1,0 +1,1 @@
+"""Generated from protos/mimo/v1 by `make protos`. Never edited."""

@@ -1,0 +1,1 @@
+"""The deployable model services. Each is a leaf: none imports another."""
