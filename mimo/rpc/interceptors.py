@@ -1,0 +1,171 @@
+"""What happens around every call of ours: request id, errors, in-flight accounting, draining.
+
+Only ``/mimo.`` methods are touched. The health service answers Watch as a coroutine that writes to
+its context, so a stream guard around it would break every probe that watches.
+"""
+
+import asyncio
+import contextlib
+import logging
+import re
+import secrets
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from mimo.errors import Internal, MimoError, Reason, Unavailable
+from mimo.logs import bind_request_id
+from mimo.rpc.status import abort, from_exception
+
+REQUEST_ID_KEY = "x-request-id"
+
+logger = logging.getLogger(__name__)
+
+_VALID_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+# Streams that last as long as the peer lives: they neither hold up a drain nor are refused by it.
+_WATCHES = frozenset({"/mimo.v1.Replica/WatchLoad", "/mimo.v1.Replica/Describe"})
+
+
+def request_id_or_new(given: str) -> str:
+    """The id a client chose, or one of ours when it is none."""
+    return given if _VALID_REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(13)}"
+
+
+class DrainGate:
+    """Counts calls in flight and, once closed, refuses new ones so that the last can finish."""
+
+    def __init__(self) -> None:
+        self.draining = False
+        self._in_flight = 0
+        self._changed = asyncio.Condition()
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    async def enter(self) -> None:
+        """Raises Unavailable (DRAINING) once the gate is closed."""
+        if self.draining:
+            raise Unavailable("this replica is draining", reason=Reason.DRAINING)
+        self._in_flight += 1
+
+    async def leave(self) -> None:
+        async with self._changed:
+            self._in_flight -= 1
+            self._changed.notify_all()
+
+    async def close_and_wait(self, seconds: float) -> int:
+        """Refuse new calls; wait for the running ones. Returns how many were still running."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(seconds), self._changed:
+                await self._changed.wait_for(lambda: self._in_flight == 0)
+        except TimeoutError:
+            logger.warning("drain time is over", extra={"in_flight": self._in_flight})
+        return self._in_flight
+
+
+class CallInterceptor(grpc.aio.ServerInterceptor):
+    """Binds the request id, translates errors and keeps the gate, for every ``/mimo.`` method."""
+
+    def __init__(self, gate: DrainGate) -> None:
+        self._gate = gate
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        handler = await continuation(handler_call_details)
+        method = str(handler_call_details.method)
+        if handler is None or not method.startswith("/mimo."):
+            return handler
+        request_id = _request_id(handler_call_details.invocation_metadata)
+        gate = None if method in _WATCHES else self._gate
+        call = _Call(method, request_id, gate)
+        wrap: dict[tuple[bool, bool], tuple[Callable[..., Any], str, Callable[[Any], Any]]] = {
+            (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary", call.unary),
+            (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream", call.stream),
+            (True, False): (grpc.stream_unary_rpc_method_handler, "stream_unary", call.unary),
+            (True, True): (grpc.stream_stream_rpc_method_handler, "stream_stream", call.stream),
+        }
+        build, attribute, guard = wrap[handler.request_streaming, handler.response_streaming]
+        return build(
+            guard(getattr(handler, attribute)),
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+
+class _Call:
+    """Guards one call's handler."""
+
+    def __init__(self, method: str, request_id: str, gate: DrainGate | None) -> None:
+        self._method = method
+        self._request_id = request_id
+        self._gate = gate
+
+    def unary(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        async def guarded(request: Any, context: Any) -> Any:
+            with bind_request_id(self._request_id):
+                try:
+                    await self._enter()
+                    try:
+                        await self._greet(context)
+                        return await handler(request, context)
+                    finally:
+                        await self._leave()
+                except (Exception, asyncio.CancelledError) as error:
+                    await self._fail(context, error)
+
+        return guarded
+
+    def stream(self, handler: Callable[[Any, Any], AsyncGenerator[Any, None]]) -> Any:
+        async def guarded(request: Any, context: Any) -> AsyncGenerator[Any, None]:
+            with bind_request_id(self._request_id):
+                try:
+                    await self._enter()
+                    try:
+                        await self._greet(context)
+                        async with contextlib.aclosing(handler(request, context)) as responses:
+                            async for response in responses:
+                                yield response
+                    finally:
+                        await self._leave()
+                except (Exception, asyncio.CancelledError) as error:
+                    await self._fail(context, error)
+
+        return guarded
+
+    async def _enter(self) -> None:
+        if self._gate is not None:
+            await self._gate.enter()
+
+    async def _greet(self, context: Any) -> None:
+        await context.send_initial_metadata(((REQUEST_ID_KEY, self._request_id),))
+
+    async def _leave(self) -> None:
+        if self._gate is not None:
+            await asyncio.shield(self._gate.leave())
+
+    async def _fail(self, context: Any, error: BaseException) -> None:
+        if isinstance(error, grpc.aio.AbortError):
+            raise error  # the handler has already answered
+        if isinstance(error, asyncio.CancelledError):
+            raise error  # the peer is gone; nothing can be answered
+        translated = from_exception(error)
+        if isinstance(translated, Internal):
+            logger.error("call failed", extra={"method": self._method}, exc_info=error)
+        await abort(context, _with_request_id(translated, self._request_id))
+
+
+def _with_request_id(error: MimoError, request_id: str) -> MimoError:
+    error.metadata.setdefault("request_id", request_id)
+    return error
+
+
+def _request_id(metadata: Any) -> str:
+    given = next((value for key, value in metadata or () if key == REQUEST_ID_KEY), "")
+    return request_id_or_new(str(given))
