@@ -1,0 +1,1 @@
+"""Building blocks of the models, in plain torch: norms, rotary embeddings, attention backends."""
