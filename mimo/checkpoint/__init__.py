@@ -1,0 +1,1 @@
+"""Published checkpoints: which file holds which tensor, and how they become parameters."""
