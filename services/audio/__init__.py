@@ -1,0 +1,1 @@
+"""The audio service: waveforms in, one embedding per 160 ms of sound out."""
