@@ -1,0 +1,1 @@
+"""Language model service: token ids and media embeddings in, token ids out."""

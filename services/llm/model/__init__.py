@@ -1,0 +1,1 @@
+"""The decoder and its MTP blocks: arithmetic only, no cache, no device policy."""
