@@ -1,0 +1,1 @@
+"""Media arithmetic in NumPy, for processes without torch."""
