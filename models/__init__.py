@@ -1,0 +1,1 @@
+"""The bundled checkpoint: its sizes, tokenizer, random weights and files."""
