@@ -1,0 +1,475 @@
+"""The decoder process on real gRPC: a tiny checkpoint from disk, an in-memory store."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from safetensors.torch import save_file
+from torch import Tensor
+
+from mimo.errors import (
+    CheckpointError,
+    ConfigError,
+    EmbeddingMismatch,
+    EmbeddingMissing,
+    InvalidRequest,
+    MimoError,
+    Overloaded,
+    Reason,
+    Unimplemented,
+)
+from mimo.metrics import LLM, Metrics
+from mimo.nn.interop import from_torch
+from mimo.rpc.channel import open_channel
+from mimo.rpc.server import Ops, serve
+from mimo.rpc.status import from_rpc_error
+from mimo.rpc.tensors import chunk_to_proto, header_to_proto
+from mimo.store import EmbeddingKey, Manifest
+from mimo.store.memory_store import MemoryStore
+from mimo.tensor import split
+from mimo.v1 import encoding_pb2, llm_pb2, llm_pb2_grpc, replica_pb2, replica_pb2_grpc
+from services.llm import __main__ as program
+from services.llm import loading
+from services.llm.memory import available_bytes
+from services.llm.settings import LlmSettings
+from tests.support import golden_decoder
+
+GREEDY = golden_decoder.golden()["variants"]["chain_vis7"]["greedy"]
+IMAGES, AUDIO = (rows.float() for rows in golden_decoder.media_rows().split((3, 2)))
+KEYS = [EmbeddingKey("a" * 64), EmbeddingKey("b" * 64)]
+FINGERPRINT = "f" * 64
+
+
+@dataclass
+class Running:
+    stub: "llm_pb2_grpc.LanguageModelAsyncStub"
+    replica: "replica_pb2_grpc.ReplicaAsyncStub"
+    store: MemoryStore
+    metrics: Metrics
+
+    async def put(self, index: int, rows: Tensor, fingerprint: str = FINGERPRINT) -> Manifest:
+        tensor = from_torch(rows)
+        manifest = Manifest.describe(
+            KEYS[index], tensor, encoder_fingerprint=fingerprint, encode_ms=1.0
+        )
+        await self.store.put(manifest, tensor, replace=True)
+        return manifest
+
+    async def put_all(self) -> list[Manifest]:
+        return [await self.put(0, IMAGES), await self.put(1, AUDIO)]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model") / "toy"
+    directory.mkdir()
+    config = golden_decoder.config("chain_vis7") | {
+        "max_position_embeddings": 256,
+        "image_token_id": golden_decoder.IMAGE_PAD,
+        "processor_config": {"audio_token_id": golden_decoder.AUDIO_PAD},
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+    tensors = {
+        name: tensor.float().contiguous()
+        for name, tensor in golden_decoder.weights("chain_vis7").items()
+    }
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+@pytest.fixture
+async def running(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+    store = MemoryStore()
+    monkeypatch.setattr(program, "open_store", lambda url, metrics: store)
+    settings = LlmSettings(
+        model=str(checkpoint),
+        device="cpu",
+        block_size=4,
+        kv_memory_mib=8,
+        max_running=8,
+        max_step_tokens=32,
+    )
+    metrics = Metrics(LLM)
+    stop = asyncio.Event()
+    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def on_ready(address: str, ops: Ops) -> None:
+        ready.set_result(address)
+
+    serving = asyncio.create_task(
+        serve(
+            settings,
+            "127.0.0.1:0",
+            metrics,
+            lambda: program.llm_service(settings, metrics),
+            stop=stop,
+            on_ready=on_ready,
+        )
+    )
+    await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+    if serving.done():
+        await serving
+    channel = open_channel(ready.result())
+    stub = llm_pb2_grpc.LanguageModelStub(channel)
+    yield Running(stub, replica_pb2_grpc.ReplicaStub(channel), store, metrics)
+    await channel.close()
+    stop.set()
+    await serving
+
+
+def sampling(**changes: Any) -> llm_pb2.Sampling:
+    values = {"max_tokens": 12, "top_p": 1.0, "repetition_penalty": 1.0, **changes}
+    return llm_pb2.Sampling(**values)
+
+
+def item(index: int, state: int = llm_pb2.ITEM_STATE_STORED, **changes: Any) -> llm_pb2.MediaItem:
+    modality = (encoding_pb2.MODALITY_IMAGE, encoding_pb2.MODALITY_AUDIO)[index]
+    values = {
+        "modality": modality,
+        "key": KEYS[index],
+        "embedding": header_to_proto("float32", ((3, 2)[index], 32)),
+        "state": state,
+        "encoder_fingerprint": FINGERPRINT,
+        **changes,
+    }
+    return llm_pb2.MediaItem(**values)
+
+
+def golden_start(**changes: Any) -> llm_pb2.GenerateTokensRequest:
+    spans = [(1, 4, 1, 0), (0, 5, 2, 0), (1, 11, 1, 1), (0, 12, 1, 2)]
+    values = {
+        "prompt_ids": golden_decoder.prompt_ids().tolist(),
+        "items": [item(0), item(1)],
+        "spans": [
+            llm_pb2.Span(item_index=i, prompt_offset=offset, length=length, row_offset=row)
+            for i, offset, length, row in spans
+        ],
+        "sampling": sampling(),
+        **changes,
+    }
+    return llm_pb2.GenerateTokensRequest(start=llm_pb2.GenerateTokensStart(**values))
+
+
+def text_start(prompt_ids: Sequence[int] = (3, 10, 17), **changes: Any) -> Any:
+    return golden_start(**{"prompt_ids": prompt_ids, "items": [], "spans": [], **changes})
+
+
+def ready(index: int, digest: bytes = b"") -> llm_pb2.GenerateTokensRequest:
+    message = llm_pb2.ItemReady(item_index=index, manifest_digest=digest)
+    return llm_pb2.GenerateTokensRequest(item_ready=message)
+
+
+def chunks(index: int, rows: Tensor) -> list[llm_pb2.GenerateTokensRequest]:
+    return [
+        llm_pb2.GenerateTokensRequest(
+            item_chunk=llm_pb2.ItemChunk(item_index=index, chunk=chunk_to_proto(chunk))
+        )
+        for chunk in split(from_torch(rows), 100)
+    ]
+
+
+async def generate(running: Running, *messages: Any) -> list[llm_pb2.GenerateTokensResponse]:
+    return [response async for response in running.stub.GenerateTokens(iter(messages))]
+
+
+def ids_of(responses: Sequence[llm_pb2.GenerateTokensResponse]) -> list[int]:
+    return [token_id for response in responses for token_id in response.tokens.ids]
+
+
+async def failure(running: Running, *messages: Any) -> MimoError:
+    with pytest.raises(grpc.RpcError) as caught:
+        await generate(running, *messages)
+    return from_rpc_error(caught.value)
+
+
+async def test_stored_items_give_the_golden_continuation(running: Running) -> None:
+    await running.put_all()
+    responses = await generate(running, golden_start())
+    assert [response.WhichOneof("event") for response in responses[:2]] == ["started", "tokens"]
+    assert ids_of(responses) == GREEDY
+    finished = responses[-1].finished
+    assert finished.reason == llm_pb2.FINISH_REASON_LENGTH
+    assert (finished.prompt_tokens, finished.completion_tokens) == (20, 12)
+    assert sum(finished.accepted) > 0
+    assert finished.first_token_ms > 0
+    description = await running.replica.Describe(replica_pb2.DescribeRequest())
+    assert responses[0].started.fingerprint == description.fingerprint
+    assert description.hidden_size == 32
+
+
+async def test_token_events_are_numbered_without_gaps(running: Running) -> None:
+    responses = await generate(running, text_start(sampling=sampling(max_tokens=30)))
+    position = 0
+    for tokens in (response.tokens for response in responses if response.HasField("tokens")):
+        assert tokens.first_index == position
+        position += len(tokens.ids)
+    assert position == 30
+
+
+async def test_speculation_off_changes_no_token(running: Running) -> None:
+    await running.put_all()
+    responses = await generate(running, golden_start(speculation={"enabled": False}))
+    assert ids_of(responses) == GREEDY
+    assert not responses[-1].finished.drafted
+
+
+async def test_pending_and_inline_items_arrive_in_any_order(running: Running) -> None:
+    manifest = await running.put(0, IMAGES)
+    items = [item(0, llm_pb2.ITEM_STATE_PENDING), item(1, llm_pb2.ITEM_STATE_INLINE)]
+    first = [*chunks(1, AUDIO), ready(0, manifest.digest)]
+    second = [ready(0, manifest.digest), *chunks(1, AUDIO)]
+    for messages in (first, second):
+        assert ids_of(await generate(running, golden_start(items=items), *messages)) == GREEDY
+
+
+async def test_started_is_sent_while_an_item_is_still_missing(running: Running) -> None:
+    manifests = await running.put_all()
+    call = running.stub.GenerateTokens()
+    await call.write(golden_start(items=[item(0, llm_pb2.ITEM_STATE_PENDING), item(1)]))
+    assert (await call.read()).HasField("started")
+    await call.write(ready(0, manifests[0].digest))
+    await call.done_writing()
+    responses = []
+    while (response := await call.read()) is not grpc.aio.EOF:
+        responses.append(response)
+    assert ids_of(responses) == GREEDY
+
+
+async def test_a_resumed_call_continues_where_the_first_broke_off(running: Running) -> None:
+    await running.put_all()
+    options = {"sampling": sampling(temperature=1.0, seed=7, top_p=0.9)}
+    whole = ids_of(await generate(running, golden_start(**options)))
+    resumed = await generate(running, golden_start(prior_output_ids=whole[:5], **options))
+    assert ids_of(resumed) == whole[5:]
+    assert resumed[1].tokens.first_index == 5
+    assert resumed[-1].finished.completion_tokens == 12
+    over = await generate(running, golden_start(prior_output_ids=whole, **options))
+    assert [response.WhichOneof("event") for response in over] == ["finished"]
+
+
+async def test_choices_of_one_seed_differ_and_repeat(running: Running) -> None:
+    def start(choice: int) -> Any:
+        return text_start(sampling=sampling(temperature=1.5, seed=3), choice_index=choice)
+
+    answers = [ids_of(await generate(running, start(choice))) for choice in (0, 1, 0)]
+    assert answers[0] == answers[2] != answers[1]
+
+
+async def test_a_stop_id_is_output_and_named(running: Running) -> None:
+    await running.put_all()
+    responses = await generate(running, golden_start(sampling=sampling(stop_token_ids=[GREEDY[4]])))
+    assert ids_of(responses) == GREEDY[:5]
+    finished = responses[-1].finished
+    assert finished.reason == llm_pb2.FINISH_REASON_STOP
+    assert finished.stop_token_id == GREEDY[4]
+    ignored = sampling(stop_token_ids=[GREEDY[4]], ignore_stop=True)
+    assert ids_of(await generate(running, golden_start(sampling=ignored))) == GREEDY
+
+
+async def test_logprobs_come_with_each_token(running: Running) -> None:
+    responses = await generate(running, text_start(sampling=sampling(num_logprobs=2)))
+    for tokens in (response.tokens for response in responses if response.HasField("tokens")):
+        assert len(tokens.logprobs) == len(tokens.ids)
+        for logprobs in tokens.logprobs:
+            assert len(logprobs.top_ids) == 2
+            best, second = logprobs.top_logprobs
+            assert 0 > best >= second
+            assert best >= logprobs.logprob
+
+
+async def test_an_absent_entry_names_the_item(running: Running) -> None:
+    await running.put(0, IMAGES)
+    error = await failure(running, golden_start())
+    assert isinstance(error, EmbeddingMissing)
+    assert error.metadata["item_index"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("change", "which"),
+    [
+        ({"manifest_digest": b"\x01" * 32}, "manifest"),
+        ({"encoder_fingerprint": "0" * 64}, "encoder_fingerprint"),
+        ({"embedding": header_to_proto("bfloat16", (2, 32))}, "dtype"),
+    ],
+)
+async def test_an_entry_that_is_not_what_was_announced_names_the_difference(
+    running: Running, change: dict[str, Any], which: str
+) -> None:
+    await running.put_all()
+    error = await failure(running, golden_start(items=[item(0), item(1, **change)]))
+    assert isinstance(error, EmbeddingMismatch)
+    assert (error.metadata["item_index"], error.metadata["which"]) == ("1", which)
+
+
+async def test_an_entry_of_another_length_is_a_mismatch(running: Running) -> None:
+    await running.put_all()
+    await running.put(0, IMAGES[:2])
+    error = await failure(running, golden_start())
+    assert isinstance(error, EmbeddingMismatch)
+    assert error.metadata["which"] == "shape"
+
+
+async def test_an_item_that_fails_elsewhere_ends_the_request_with_its_reason(
+    running: Running,
+) -> None:
+    await running.put(1, AUDIO)
+    failed = llm_pb2.ItemFailed(item_index=0, reason="MEDIA_CORRUPT", message="not a picture")
+    error = await failure(
+        running,
+        golden_start(items=[item(0, llm_pb2.ITEM_STATE_PENDING), item(1)]),
+        llm_pb2.GenerateTokensRequest(item_failed=failed),
+    )
+    assert isinstance(error, InvalidRequest)
+    assert (error.reason, error.message) == (Reason.MEDIA_CORRUPT, "not a picture")
+
+
+async def test_a_call_that_never_sends_its_item_ends(running: Running) -> None:
+    await running.put(1, AUDIO)
+    error = await failure(
+        running, golden_start(items=[item(0, llm_pb2.ITEM_STATE_PENDING), item(1)])
+    )
+    assert isinstance(error, EmbeddingMissing)
+
+
+async def test_a_damaged_chunk_is_the_callers_fault(running: Running) -> None:
+    await running.put(1, AUDIO)
+    (message,) = chunks(0, IMAGES)[:1]
+    message.item_chunk.chunk.crc32c ^= 1
+    start = golden_start(items=[item(0, llm_pb2.ITEM_STATE_INLINE), item(1)])
+    assert isinstance(await failure(running, start, message), InvalidRequest)
+
+
+def _without_spans(start: llm_pb2.GenerateTokensStart) -> None:
+    del start.spans[:]
+
+
+def _overlapping(start: llm_pb2.GenerateTokensStart) -> None:
+    start.spans[1].prompt_offset = 4
+
+
+def _off_the_pads(start: llm_pb2.GenerateTokensStart) -> None:
+    start.spans[0].prompt_offset = 3
+
+
+def _pad_left_over(start: llm_pb2.GenerateTokensStart) -> None:
+    start.prompt_ids[0] = golden_decoder.IMAGE_PAD
+
+
+def _row_beyond(start: llm_pb2.GenerateTokensStart) -> None:
+    start.spans[3].row_offset = 3
+
+
+def _image_row_unused(start: llm_pb2.GenerateTokensStart) -> None:
+    start.items[0].embedding.shape[0] = 4
+
+
+def _wrong_width(start: llm_pb2.GenerateTokensStart) -> None:
+    start.items[0].embedding.shape[1] = 31
+
+
+def _unknown_item(start: llm_pb2.GenerateTokensStart) -> None:
+    start.spans[0].item_index = 2
+
+
+def _unknown_id(start: llm_pb2.GenerateTokensStart) -> None:
+    start.prompt_ids[0] = 61
+
+
+def _no_tokens_wanted(start: llm_pb2.GenerateTokensStart) -> None:
+    start.sampling.max_tokens = 0
+
+
+def _bias_beyond(start: llm_pb2.GenerateTokensStart) -> None:
+    start.sampling.logit_bias[61] = 1.0
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _without_spans,
+        _overlapping,
+        _off_the_pads,
+        _pad_left_over,
+        _row_beyond,
+        _image_row_unused,
+        _wrong_width,
+        _unknown_item,
+        _unknown_id,
+        _no_tokens_wanted,
+        _bias_beyond,
+    ],
+)
+async def test_a_contradictory_start_is_refused(
+    running: Running, spoil: Callable[[llm_pb2.GenerateTokensStart], None]
+) -> None:
+    await running.put_all()
+    message = golden_start()
+    spoil(message.start)
+    assert isinstance(await failure(running, message), InvalidRequest)
+
+
+async def test_a_prompt_beyond_the_context_says_the_limit(running: Running) -> None:
+    error = await failure(running, text_start([1] * 256))
+    assert error.reason is Reason.CONTEXT_LENGTH_EXCEEDED
+    assert error.metadata["limit"] == "256"
+
+
+async def test_grammars_are_unimplemented(running: Running) -> None:
+    assert isinstance(await failure(running, text_start(grammar={"regex": "a"})), Unimplemented)
+
+
+async def test_the_first_message_must_be_a_start(running: Running) -> None:
+    assert isinstance(await failure(running, ready(0)), InvalidRequest)
+
+
+async def test_a_cancelled_call_frees_its_blocks(running: Running) -> None:
+    call = running.stub.GenerateTokens(iter([text_start(sampling=sampling(max_tokens=250))]))
+    await call.read()
+    call.cancel()
+    await generate(running, text_start())
+    await generate(running, text_start())
+    assert running.metrics.value("mimo_llm_requests_finished_total", reason="abort") == 1
+    assert running.metrics.value("mimo_llm_requests", state="running") == 0
+
+
+async def test_many_calls_at_once_answer_as_one_by_one(running: Running) -> None:
+    starts = [text_start([n, 2 * n], sampling=sampling(max_tokens=20)) for n in range(1, 20)]
+    alone = [ids_of(await generate(running, start)) for start in starts]
+    together = await asyncio.gather(*(generate(running, start) for start in starts))
+    assert [ids_of(responses) for responses in together] == alone
+
+
+async def test_load_is_watched(running: Running) -> None:
+    async for load in running.replica.WatchLoad(replica_pb2.WatchLoadRequest()):
+        assert load.work_per_second > 0
+        assert not load.draining
+        break
+
+
+async def test_embeddings_beyond_the_pool_are_refused(running: Running, checkpoint: Path) -> None:
+    size = (1 << 29) // 128 + 1
+    error = await failure(
+        running,
+        golden_start(items=[item(0), item(1, embedding=header_to_proto("float32", (size, 32)))]),
+    )
+    assert isinstance(error, Overloaded)
+    assert error.reason is Reason.CAPACITY
+
+
+def test_a_model_that_cannot_fit_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = LlmSettings(model=str(checkpoint), device="cpu", kv_memory_mib=64)
+    monkeypatch.setattr(loading, "available_bytes", lambda device: 1000)
+    with pytest.raises(CheckpointError, match="GiB"):
+        loading.load(settings, Metrics(LLM))
+    monkeypatch.setattr(loading, "available_bytes", lambda device: 10 << 20)
+    with pytest.raises(ConfigError, match="--kv-memory-mib 64"):
+        loading.load(settings, Metrics(LLM))
+
+
+def test_host_memory_is_known() -> None:
+    assert 0 < available_bytes("cpu") < 1 << 50
