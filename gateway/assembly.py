@@ -1,0 +1,71 @@
+"""Puts the parts of a gateway together, and takes them apart again."""
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from gateway.config import GatewayConfig
+from gateway.embedding import Embedder
+from gateway.media.decoder import MediaDecoder
+from gateway.media.fetch import Fetcher, FetchPolicy
+from gateway.media.limits import Limits
+from gateway.media.workers import WorkerPool
+from gateway.model import Model
+from gateway.pipeline import MediaServices, Pipeline
+from gateway.planning import MediaPlanner
+from gateway.routing import ReplicaPool
+from gateway.targets import parse_targets
+from gateway.uploads import Uploads
+from mimo.metrics import AUDIO, LLM, VISION, Metrics
+from mimo.store import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Assembly:
+    """A gateway without its faces. ``pools`` are the upstreams it needs, by component."""
+
+    pipeline: Pipeline
+    uploads: Uploads
+    pools: dict[str, ReplicaPool]
+
+
+@asynccontextmanager
+async def assemble(
+    config: GatewayConfig, model: Model, metrics: Metrics
+) -> AsyncIterator[Assembly]:
+    """Start the media workers and open what needs opening. Raises ConfigError for bad targets."""
+    async with AsyncExitStack() as stack:
+        store = open_store(config.store, metrics)
+        stack.push_async_callback(store.aclose)
+        uploads = Uploads(store)
+        components = (VISION, AUDIO, LLM) if model.processor else (LLM,)
+        pools: dict[str, ReplicaPool] = {}
+        for component in components:
+            targets = parse_targets(getattr(config, component), f"--{component}")
+            pools[component] = ReplicaPool(component, targets, metrics)
+            stack.push_async_callback(pools[component].close)
+        media: MediaServices | None = None
+        if model.processor is not None:
+            limits = Limits()
+            workers = WorkerPool(config.media_workers)
+            stack.push_async_callback(workers.close)
+            await workers.start()
+            fetcher = Fetcher(_fetch_policy(config))
+            stack.callback(fetcher.close)
+            decoder = MediaDecoder(workers, model.processor, limits)
+            planner = MediaPlanner(
+                decoder, model.processor, limits, fetcher, uploads, store, metrics
+            )
+            embedder = Embedder(
+                pools[VISION], pools[AUDIO], store, decoder, planner, model.processor, metrics
+            )
+            media = MediaServices(planner, embedder)
+        pipeline = Pipeline(
+            model, pools[LLM], media, metrics, max_timeout_s=config.request_timeout_seconds
+        )
+        yield Assembly(pipeline, uploads, pools)
+
+
+def _fetch_policy(config: GatewayConfig) -> FetchPolicy:
+    domains = tuple(name.strip() for name in config.media_domains.split(",") if name.strip())
+    return FetchPolicy(allow_http=config.allow_http_media, domains=domains or None)

@@ -1,0 +1,1 @@
+"""Typed clients of the model services: the only code of the gateway that speaks their protocol."""
