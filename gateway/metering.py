@@ -1,6 +1,5 @@
 """What the gateway measures about every public call, the same for both faces."""
 
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -24,8 +23,6 @@ _CLIENT_ERRORS = frozenset(
     error.code
     for error in (InvalidRequest, NotFound, Unauthenticated, PermissionDenied, Unimplemented)
 )
-
-logger = logging.getLogger(__name__)
 
 
 class CallMeter:
@@ -56,20 +53,15 @@ class CallMeter:
                 self._metrics.inc("mimo_gateway_admission_rejected_total", reason=translated.reason)
             raise
         finally:
-            seconds = self._clock() - began
             self._metrics.add("mimo_gateway_requests_in_flight", -1, api=self._api)
             self._metrics.inc(
                 "mimo_gateway_requests_total", api=self._api, method=method, code=code
             )
             self._metrics.observe(
                 "mimo_gateway_request_duration_seconds",
-                seconds,
+                self._clock() - began,
                 api=self._api,
                 outcome=_outcome(code),
-            )
-            logger.info(
-                "call",
-                extra={"api": self._api, "method": method, "code": code, "seconds": seconds},
             )
 
     async def events(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:

@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _request_id: contextvars.ContextVar[str] = contextvars.ContextVar("request_id", default="")
 
@@ -29,7 +29,9 @@ def bind_request_id(value: str) -> Iterator[None]:
     try:
         yield
     finally:
-        _request_id.reset(token)
+        # A generator may be closed by another task than began it, with nothing to restore.
+        with suppress(ValueError):
+            _request_id.reset(token)
 
 
 def configure(component: str, *, level: str = "info", form: str = "json") -> None:

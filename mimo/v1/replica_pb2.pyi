@@ -192,7 +192,7 @@ class WatchLoadResponse(_message.Message):
     PREDICTED_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     queued_work: _builtins.float
-    """Work waiting and running: patches (vision), seconds of audio, tokens (llm)."""
+    """Work waiting and running: patches (vision), seconds of audio, sequences (llm)."""
     running_work: _builtins.float
     work_per_second: _builtins.float
     """Measured; 0 until something ran."""

@@ -59,8 +59,8 @@ class ReplicaServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchLoad(self, request, context):
-        """WatchLoad reports load at once and then whenever it changed, at most every 100 ms. Never ends
-        by itself.
+        """WatchLoad reports load at once, then whenever it changed (at most every 100 ms), and once a
+        second anyway, so that silence means trouble. Never ends by itself.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,8 +36,8 @@ class ReplicaStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_replica_pb2.DescribeRequest, _replica_pb2.DescribeResponse]
     """Describe states what this process runs. Idempotent; constant for the life of the process."""
     WatchLoad: _grpc.UnaryStreamMultiCallable[_replica_pb2.WatchLoadRequest, _replica_pb2.WatchLoadResponse]
-    """WatchLoad reports load at once and then whenever it changed, at most every 100 ms. Never ends
-    by itself.
+    """WatchLoad reports load at once, then whenever it changed (at most every 100 ms), and once a
+    second anyway, so that silence means trouble. Never ends by itself.
     """
 
 @_typing.type_check_only
@@ -48,8 +48,8 @@ class ReplicaAsyncStub(ReplicaStub):
     Describe: _aio.UnaryUnaryMultiCallable[_replica_pb2.DescribeRequest, _replica_pb2.DescribeResponse]  # type: ignore[assignment]
     """Describe states what this process runs. Idempotent; constant for the life of the process."""
     WatchLoad: _aio.UnaryStreamMultiCallable[_replica_pb2.WatchLoadRequest, _replica_pb2.WatchLoadResponse]  # type: ignore[assignment]
-    """WatchLoad reports load at once and then whenever it changed, at most every 100 ms. Never ends
-    by itself.
+    """WatchLoad reports load at once, then whenever it changed (at most every 100 ms), and once a
+    second anyway, so that silence means trouble. Never ends by itself.
     """
 
 class ReplicaServicer(metaclass=_abc_1.ABCMeta):
@@ -69,8 +69,8 @@ class ReplicaServicer(metaclass=_abc_1.ABCMeta):
         request: _replica_pb2.WatchLoadRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_replica_pb2.WatchLoadResponse], _abc.AsyncIterator[_replica_pb2.WatchLoadResponse]]:
-        """WatchLoad reports load at once and then whenever it changed, at most every 100 ms. Never ends
-        by itself.
+        """WatchLoad reports load at once, then whenever it changed (at most every 100 ms), and once a
+        second anyway, so that silence means trouble. Never ends by itself.
         """
 
 def add_ReplicaServicer_to_server(servicer: ReplicaServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
