@@ -40,7 +40,7 @@ up: setup ## Start everything and keep it running: REST + playground on :8080, g
 	@$(BIN)/mimo up --rest-port 8080 --grpc-port 50050
 
 test: setup ## The CPU test suite (budget: 10 minutes)
-	@$(TEST_ENV) timeout 600 $(BIN)/python -m pytest -q -n 2 -m "not check and not soak and not gpu"
+	@$(TEST_ENV) timeout 600 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "not check and not soak and not gpu"
 
 lint: setup ## Format, lint, types, layers, protos (budget: 3 minutes)
 	$(BIN)/ruff format --check $(SOURCES)
@@ -51,7 +51,7 @@ lint: setup ## Format, lint, types, layers, protos (budget: 3 minutes)
 	$(BIN)/buf format -d --exit-code
 
 check: setup oracles ## Oracles, clients, browser, longer tests (budget: 45 minutes)
-	@$(TEST_ENV) timeout 2700 $(BIN)/python -m pytest -q -n 2 -m "check and not soak and not gpu"
+	@$(TEST_ENV) timeout 2700 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "check and not soak and not gpu"
 
 oracles: $(VENV)/.oracles ## Install the independent implementations that `make check` compares with
 

@@ -1,0 +1,1 @@
+"""The `mimo` command: run the whole system, talk to it, show it."""
