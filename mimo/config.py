@@ -24,9 +24,18 @@ FOREIGN_VARIABLES = frozenset({"MIMO_TEST_REDIS_URL", "MIMO_TRAIN_DIR"})
 ConfigT = TypeVar("ConfigT")
 
 
-def option(default: Any = dataclasses.MISSING, *, help: str, choices: Sequence[str] = ()) -> Any:
-    """A configuration field with its help text. Without a default the option is required."""
-    metadata = {"help": help, "choices": tuple(choices)}
+def option(
+    default: Any = dataclasses.MISSING,
+    *,
+    help: str,
+    choices: Sequence[str] = (),
+    at_least: float | None = None,
+) -> Any:
+    """A configuration field with its help text and the values that ``parse`` lets pass.
+
+    Without a default the option is required.
+    """
+    metadata = {"help": help, "choices": tuple(choices), "at_least": at_least}
     if default is dataclasses.MISSING:
         return dataclasses.field(metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -76,7 +85,7 @@ def parse(
         if text is not None:
             texts[name] = (text, _flag(name))
     values = {
-        name: _convert(text, hints[name], source, fields[name].metadata.get("choices", ()))
+        name: _convert(text, hints[name], source, fields[name])
         for name, (text, source) in texts.items()
     }
     for name, field in fields.items():
@@ -129,8 +138,9 @@ def _plain(hint: Any) -> Any:
     return hint
 
 
-def _convert(text: str, hint: Any, source: str, choices: Sequence[str]) -> Any:
+def _convert(text: str, hint: Any, source: str, field: dataclasses.Field[Any]) -> Any:
     kind = _plain(hint)
+    choices = field.metadata.get("choices", ())
     if choices and text not in choices:
         raise ConfigError(f"{source}: {text!r} is not one of {', '.join(choices)}")
     if kind is bool:
@@ -138,11 +148,18 @@ def _convert(text: str, hint: Any, source: str, choices: Sequence[str]) -> Any:
             raise ConfigError(f"{source}: {text!r} is not true or false")
         return text.lower() in ("true", "1")
     if kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            name = "a whole number" if kind is int else "a number"
-            raise ConfigError(f"{source}: {text!r} is not {name}") from None
+        return _number(text, kind, source, field.metadata.get("at_least"))
     if kind is str:
         return text
     raise TypeError(f"configuration fields are str, int, float or bool; {source} is {hint}")
+
+
+def _number(text: str, kind: type[int] | type[float], source: str, least: float | None) -> float:
+    try:
+        value = kind(text)
+    except ValueError:
+        name = "a whole number" if kind is int else "a number"
+        raise ConfigError(f"{source}: {text!r} is not {name}") from None
+    if least is not None and not value >= least:  # so that nan is refused too
+        raise ConfigError(f"{source}: {text} is not at least {least:g}")
+    return value

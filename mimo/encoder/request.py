@@ -1,4 +1,4 @@
-"""What goes into an encode and what comes out. The tower is the only part a service must write."""
+"""What goes into an encode and what comes out. The encoder is all a service must write."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ PlanT = TypeVar("PlanT")
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 
 
-class Tower(Protocol[PlanT_contra]):
+class Encoder(Protocol[PlanT_contra]):
     """The arithmetic of one encoder. Knows nothing of keys, stores, queues or the wire."""
 
     def encode(self, items: Sequence[tuple[PlanT_contra, RawTensor]]) -> list[RawTensor]:

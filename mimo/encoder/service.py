@@ -16,7 +16,7 @@ from typing import Generic
 
 from mimo.batching import Batch, Batcher, Load
 from mimo.encoder.flight import Flight, SingleFlight
-from mimo.encoder.request import Encoded, EncodeRequest, PlanT, Tower
+from mimo.encoder.request import Encoded, Encoder, EncodeRequest, PlanT
 from mimo.errors import DeadlineExceeded, EmbeddingMismatch, Overloaded
 from mimo.metrics import Metrics
 from mimo.store import EmbeddingStore, LookupStatus, Manifest, Outcome
@@ -48,7 +48,7 @@ class EncodeService(Generic[PlanT]):
     def __init__(
         self,
         store: EmbeddingStore,
-        tower: Tower[PlanT],
+        encoder: Encoder[PlanT],
         metrics: Metrics,
         *,
         encoder_fingerprint: str,
@@ -72,7 +72,7 @@ class EncodeService(Generic[PlanT]):
         self._clock = clock
         self._flights: SingleFlight[_Product] = SingleFlight(upload_stall_s)
         self._batcher: Batcher[tuple[PlanT, RawTensor], RawTensor] = Batcher(
-            tower.encode,
+            encoder.encode,
             max_cost=max_batch_cost,
             max_items=max_batch_items,
             max_queued_cost=max_queued_cost,
@@ -91,7 +91,7 @@ class EncodeService(Generic[PlanT]):
         """Make the embedding of ``request.key`` exist. ``chunks`` may be left unread.
 
         Raises EmbeddingMismatch for a key of another encoder, InvalidRequest for a bad upload,
-        Overloaded, DeadlineExceeded, Unavailable while closing, and what the tower raises.
+        Overloaded, DeadlineExceeded, Unavailable while closing, and what the encoder raises.
         """
         try:
             encoded = await self._encode(request, chunks)
@@ -108,7 +108,7 @@ class EncodeService(Generic[PlanT]):
         payload: Callable[[], Awaitable[RawTensor]],
         deadline: float = math.inf,
     ) -> RawTensor:
-        """The tower's answer to one payload, without key or store.
+        """The encoder's answer to one payload, without key or store.
 
         ``payload`` is called once there is room in the queue. Raises as ``encode`` does.
         """
@@ -118,7 +118,7 @@ class EncodeService(Generic[PlanT]):
         self._publish_load()
         return done.value
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Let the running batch end and refuse the rest. The store stays open."""
         await self._batcher.close()
 

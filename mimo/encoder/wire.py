@@ -1,44 +1,12 @@
-"""Encode calls as messages: what every encoder's servicer reads first and answers."""
-
-import math
-import time
-from collections.abc import AsyncIterator
-from typing import Literal, Protocol, TypeVar
+"""Encode calls as messages: what every encoder's servicer reads first, and what it answers."""
 
 from mimo.batching import Load
 from mimo.encoder.request import Encoded, EncodeRequest, PlanT
-from mimo.errors import InvalidRequest, Reason
 from mimo.rpc import replica
 from mimo.rpc.tensors import header_from_proto, header_to_proto
-from mimo.store import Modality, Outcome, parse_key
+from mimo.store import Modality, parse_key
+from mimo.store.wire import OUTCOME_TO_PROTO
 from mimo.v1 import encoding_pb2, tensor_pb2
-
-OUTCOMES = {
-    Outcome.HIT: encoding_pb2.CACHE_OUTCOME_HIT,
-    Outcome.MISS: encoding_pb2.CACHE_OUTCOME_MISS,
-    Outcome.JOINED: encoding_pb2.CACHE_OUTCOME_JOINED,
-    Outcome.REPAIRED: encoding_pb2.CACHE_OUTCOME_REPAIRED,
-    Outcome.BYPASS: encoding_pb2.CACHE_OUTCOME_BYPASS,
-}
-
-
-class StartMessage(Protocol):
-    """A request message that is a ``start`` or a ``chunk``."""
-
-    def WhichOneof(self, oneof_group: Literal["message"]) -> str | None: ...
-
-
-MessageT = TypeVar("MessageT", bound=StartMessage)
-
-
-async def read_start(messages: AsyncIterator[MessageT]) -> MessageT:
-    """The first message of an upload. Raises InvalidRequest unless it is a ``start``."""
-    message = await anext(aiter(messages), None)
-    if message is None or message.WhichOneof("message") != "start":
-        raise InvalidRequest(
-            "the first message must be a start", reason=Reason.MISSING_FIELD, field="start"
-        )
-    return message
 
 
 def request_from_proto(
@@ -48,9 +16,9 @@ def request_from_proto(
     modality: Modality,
     plan: PlanT,
     cost: float,
-    remaining_s: float | None,
+    deadline: float,
 ) -> EncodeRequest[PlanT]:
-    """What to encode. ``remaining_s`` is the call's time left. Raises InvalidRequest."""
+    """What to encode. Raises InvalidRequest for a malformed key or an unknown dtype."""
     dtype, shape = header_from_proto(payload)
     return EncodeRequest(
         key=parse_key(target.key),
@@ -63,13 +31,8 @@ def request_from_proto(
         attempt=target.attempt,
         bypass=target.bypass,
         inline=target.inline,
-        deadline=deadline_after(remaining_s),
+        deadline=deadline,
     )
-
-
-def deadline_after(remaining_s: float | None) -> float:
-    """When a call that has ``remaining_s`` left ends, on the clock of ``time.monotonic``."""
-    return math.inf if remaining_s is None else time.monotonic() + remaining_s
 
 
 def encoded_to_proto(encoded: Encoded) -> encoding_pb2.Encoded:
@@ -78,7 +41,7 @@ def encoded_to_proto(encoded: Encoded) -> encoding_pb2.Encoded:
     return encoding_pb2.Encoded(
         manifest_digest=b"" if is_inline else encoded.manifest_digest,
         embedding=header_to_proto(encoded.manifest.dtype, encoded.manifest.shape),
-        outcome=OUTCOMES[encoded.outcome],
+        outcome=OUTCOME_TO_PROTO[encoded.outcome],
         encode_ms=encoded.encode_ms,
         inline=is_inline,
     )

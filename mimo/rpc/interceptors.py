@@ -1,6 +1,7 @@
 """What happens around every call of ours: request id, errors, in-flight accounting, draining.
 
-Only ``/mimo.`` methods are touched. The health service answers Watch as a coroutine that writes to
+A caller that streams is heard out before its call ends; ``mimo.rpc.incoming`` says why. Only
+``/mimo.`` methods are touched: the health service answers Watch as a coroutine that writes to
 its context, so a stream guard around it would break every probe that watches.
 """
 
@@ -9,13 +10,15 @@ import contextlib
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import grpc
 
-from mimo.errors import Internal, MimoError, Reason, Unavailable
+from mimo.errors import Cancelled, Internal, MimoError, Reason, Unavailable
 from mimo.logs import bind_request_id
+from mimo.rpc.incoming import Incoming
 from mimo.rpc.status import abort, from_exception
 
 REQUEST_ID_KEY = "x-request-id"
@@ -84,7 +87,7 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             return handler
         request_id = _request_id(handler_call_details.invocation_metadata)
         gate = None if method in _WATCHES else self._gate
-        call = _Call(method, request_id, gate)
+        call = _Call(method, request_id, gate, is_upload=handler.request_streaming)
         wrap: dict[tuple[bool, bool], tuple[Callable[..., Any], str, Callable[[Any], Any]]] = {
             (False, False): (grpc.unary_unary_rpc_method_handler, "unary_unary", call.unary),
             (False, True): (grpc.unary_stream_rpc_method_handler, "unary_stream", call.stream),
@@ -100,23 +103,24 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
 
 
 class _Call:
-    """Guards one call's handler."""
+    """Guards one call's handler. ``is_upload``: the caller sends a stream."""
 
-    def __init__(self, method: str, request_id: str, gate: DrainGate | None) -> None:
+    def __init__(
+        self, method: str, request_id: str, gate: DrainGate | None, *, is_upload: bool
+    ) -> None:
         self._method = method
         self._request_id = request_id
         self._gate = gate
+        self._is_upload = is_upload
+        self._code = ""
 
     def unary(self, handler: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         async def guarded(request: Any, context: Any) -> Any:
-            with bind_request_id(self._request_id):
+            with bind_request_id(self._request_id), self._logged():
                 try:
-                    await self._enter()
-                    try:
+                    async with self._admitted(request) as received:
                         await self._greet(context)
-                        return await handler(request, context)
-                    finally:
-                        await self._leave()
+                        return await handler(received, context)
                 except (Exception, asyncio.CancelledError) as error:
                     await self._fail(context, error)
 
@@ -124,20 +128,53 @@ class _Call:
 
     def stream(self, handler: Callable[[Any, Any], AsyncGenerator[Any, None]]) -> Any:
         async def guarded(request: Any, context: Any) -> AsyncGenerator[Any, None]:
-            with bind_request_id(self._request_id):
+            with bind_request_id(self._request_id), self._logged():
                 try:
-                    await self._enter()
-                    try:
+                    async with self._admitted(request) as received:
                         await self._greet(context)
-                        async with contextlib.aclosing(handler(request, context)) as responses:
+                        async with contextlib.aclosing(handler(received, context)) as responses:
                             async for response in responses:
                                 yield response
-                    finally:
-                        await self._leave()
                 except (Exception, asyncio.CancelledError) as error:
                     await self._fail(context, error)
 
         return guarded
+
+    @contextlib.contextmanager
+    def _logged(self) -> Iterator[None]:
+        """One line a call, so that its request id leads through every process it touched."""
+        if self._gate is None:
+            yield
+            return
+        began = time.monotonic()
+        self._code = "OK"
+        try:
+            yield
+        except asyncio.CancelledError:
+            self._code = Cancelled.code
+            raise
+        finally:
+            seconds = round(time.monotonic() - began, 4)
+            extra = {"method": self._method, "code": self._code, "seconds": seconds}
+            logger.info("call", extra=extra)
+
+    @contextlib.asynccontextmanager
+    async def _admitted(self, request: Any) -> AsyncIterator[Any]:
+        """What the handler receives, once the gate is passed.
+
+        A caller that streams is heard out before its call ends, also when it is refused.
+        """
+        received = Incoming(request) if self._is_upload else contextlib.nullcontext(request)
+        try:
+            await self._enter()
+        except Unavailable:
+            async with received:
+                raise
+        try:
+            async with received as stream_or_message:
+                yield stream_or_message
+        finally:
+            await self._leave()
 
     async def _enter(self) -> None:
         if self._gate is not None:
@@ -156,6 +193,7 @@ class _Call:
         if isinstance(error, asyncio.CancelledError):
             raise error  # the peer is gone; nothing can be answered
         translated = from_exception(error)
+        self._code = translated.code
         if isinstance(translated, Internal):
             logger.error("call failed", extra={"method": self._method}, exc_info=error)
         await abort(context, _with_request_id(translated, self._request_id))

@@ -9,6 +9,7 @@ from mimo.rpc.tensors import dtype_to_proto
 from mimo.v1 import replica_pb2, replica_pb2_grpc
 
 LOAD_INTERVAL_S = 0.1
+MAX_QUIET_INTERVALS = 10  # then the load is told again, so that silence means trouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Work in the component's unit (patches, seconds of audio, tokens); waits in seconds."""
+    """Work in the component's unit (patches, seconds of audio, sequences); waits in seconds."""
 
     queued_work: float = 0.0
     running_work: float = 0.0
@@ -65,11 +66,14 @@ class ReplicaServicer(replica_pb2_grpc.ReplicaServicer):
         self, request: replica_pb2.WatchLoadRequest, context: object
     ) -> AsyncIterator[replica_pb2.WatchLoadResponse]:
         previous: tuple[Load, bool] | None = None
+        quiet = 0
         while True:
             current = (self._load(), self._gate.draining)
-            if current != previous:
+            quiet += 1
+            if current != previous or quiet >= MAX_QUIET_INTERVALS:
                 yield _load_to_proto(*current)
                 previous = current
+                quiet = 0
             await asyncio.sleep(LOAD_INTERVAL_S)
 
 

@@ -11,10 +11,11 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
+from typing import Any, TypeVar
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -22,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 from prometheus_client import start_http_server
 
 from mimo import logs
-from mimo.config import option
+from mimo.config import option, parse
 from mimo.errors import ConfigError, StartupError
 from mimo.metrics import Metrics
 from mimo.rpc.channel import MAX_MESSAGE_BYTES
@@ -52,13 +53,20 @@ _OPTIONS = (
 class ServerConfig:
     """Options every process has. Port 0 means a free one."""
 
+    model: str = option("", help="checkpoint directory; models/mimo-tiny of the checkout if there")
+    served_model_name: str = option("", help="name in answers; the directory's name by default")
+    address: str = option("127.0.0.1:0", help="gRPC address of the service")
+    store: str = option("redis://127.0.0.1:6379", help="URL of the embedding store")
     ops_address: str = option("127.0.0.1:0", help="gRPC address of health")
     metrics_address: str = option("127.0.0.1:0", help="HTTP address of /metrics")
-    drain_seconds: float = option(30.0, help="time running calls get after SIGTERM")
+    drain_seconds: float = option(30.0, help="time running calls get after SIGTERM", at_least=0)
     log_level: str = option(
         "info", help="least severe level logged", choices=("debug", "info", "warning", "error")
     )
     log_format: str = option("json", help="form of log lines", choices=("json", "text"))
+
+
+ConfigT = TypeVar("ConfigT", bound=ServerConfig)
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,8 @@ class Service:
 
     ``add`` registers its servicers on a server; ``names`` are their full protobuf names. A service
     without a description is nobody's replica and does not answer as one. Larger messages than
-    ``max_receive_bytes`` are refused by gRPC itself, with RESOURCE_EXHAUSTED.
+    ``max_receive_bytes`` are refused by gRPC itself, with RESOURCE_EXHAUSTED. ``ended`` is set by a
+    service that cannot go on; the process then drains and stops.
     """
 
     add: Callable[[grpc.aio.Server], None]
@@ -75,6 +84,7 @@ class Service:
     description: Description | None = None
     load: Callable[[], Load] = Load
     max_receive_bytes: int = MAX_MESSAGE_BYTES
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class Ops:
@@ -172,7 +182,7 @@ async def serve(
     stop: asyncio.Event | None = None,
     on_ready: Callable[[str, Ops], None] | None = None,
 ) -> None:
-    """Load a service, serve it until SIGTERM, SIGINT or ``stop``, then drain.
+    """Load a service, serve it until SIGTERM, SIGINT, ``stop`` or its own end, then drain.
 
     ``load`` is an async context manager: entering it loads (off the event loop), leaving it frees.
     A ``gate`` given by the caller also counts calls that come in by another door. ``on_ready``
@@ -200,7 +210,7 @@ async def serve(
         )
         if on_ready is not None:
             on_ready(bound, ops)
-        await stop.wait()
+        await _first_of(stop, service.ended)
         await drain(config, metrics, ops, gate, server)
 
 
@@ -220,22 +230,20 @@ async def drain(
     logger.info("stopped", extra={"aborted": aborted})
 
 
-def run(
-    program: str,
-    config: ServerConfig,
-    address: str,
-    metrics: Metrics,
-    load: Callable[[], AbstractAsyncContextManager[Service]],
+def run_process(
+    component: str,
+    config_class: type[ConfigT],
+    body: Callable[[ConfigT, Metrics], Coroutine[Any, Any, None]],
 ) -> int:
-    """``main`` of a model service: configure logs, serve, turn start-up errors into one line."""
-    logs.configure(metrics.component, level=config.log_level, form=config.log_format)
-    return exit_status(program, lambda: asyncio.run(serve(config, address, metrics, load)))
+    """``main`` of every process: read the options, configure logs, run ``body`` to its end.
 
-
-def exit_status(program: str, body: Callable[[], None]) -> int:
-    """Run ``body``; a StartupError becomes one line on stderr and status 1."""
+    Returns the exit status. A StartupError is one line on stderr and status 1.
+    """
+    program = f"mimo-{component}"
     try:
-        body()
+        config = parse(config_class, program=program)
+        logs.configure(component, level=config.log_level, form=config.log_format)
+        asyncio.run(body(config, Metrics(component)))
     except StartupError as error:
         print(f"{program}: {error}", file=sys.stderr)  # noqa: T201
         return 1
@@ -298,3 +306,14 @@ async def _enter_unless_stopped(
     """The loaded service, or None when the process was told to stop before it was loaded."""
     service = await stack.enter_async_context(loading)
     return None if stop.is_set() else service
+
+
+async def _first_of(*events: asyncio.Event) -> None:
+    """Wait until any of the events is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)

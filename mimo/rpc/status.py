@@ -109,6 +109,11 @@ def from_rpc_error(error: grpc.RpcError) -> MimoError:
     return _BY_CODE.get(name, Internal)(error.details() or name)
 
 
+def is_explained(error: grpc.RpcError) -> bool:
+    """Whether a servicer of ours ended the call, with our details."""
+    return any(key == DETAILS_KEY for key, _ in _trailing_metadata(error))
+
+
 def from_exception(error: BaseException) -> MimoError:
     """Any exception of a handler as an error that may leave the process.
 

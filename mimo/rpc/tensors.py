@@ -1,7 +1,6 @@
 """Tensors on the wire: headers and chunks to and from their protobuf messages."""
 
-from collections.abc import AsyncIterator, Iterator
-from typing import Literal, Protocol
+from collections.abc import Iterator
 
 from mimo.errors import InvalidRequest
 from mimo.tensor import Chunk, RawTensor, split
@@ -56,20 +55,3 @@ def chunk_from_proto(chunk: tensor_pb2.TensorChunk) -> Chunk:
 def chunks_to_proto(tensor: RawTensor) -> Iterator[tensor_pb2.TensorChunk]:
     """A whole tensor as wire chunks of at most 1 MiB."""
     return (chunk_to_proto(chunk) for chunk in split(tensor))
-
-
-class ChunkMessage(Protocol):
-    """A request message that is a ``start`` or a ``chunk``."""
-
-    @property
-    def chunk(self) -> tensor_pb2.TensorChunk: ...
-
-    def WhichOneof(self, oneof_group: Literal["message"]) -> str | None: ...
-
-
-async def uploaded_chunks(messages: AsyncIterator[ChunkMessage]) -> AsyncIterator[Chunk]:
-    """The chunks that follow an upload's ``start``. Raises InvalidRequest for anything else."""
-    async for message in messages:
-        if message.WhichOneof("message") != "chunk":
-            raise InvalidRequest("only chunks may follow the start of an upload", field="message")
-        yield chunk_from_proto(message.chunk)

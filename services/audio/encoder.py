@@ -8,24 +8,24 @@ from torch import Tensor
 from mimo.errors import InvalidRequest
 from mimo.nn.interop import from_torch, to_torch
 from mimo.tensor import RawTensor
-from services.audio.model import AudioEncoder
+from services.audio.model import AudioTower
 from services.audio.plan import AudioPlan, Product
 
 
-class AudioTower:
+class AudioEncoder:
     """Encodes clips of many requests at once; some may only want their codes."""
 
-    def __init__(self, encoder: AudioEncoder, device: str) -> None:
-        self._encoder = encoder
+    def __init__(self, tower: AudioTower, device: str) -> None:
+        self._tower = tower
         self._device = device
 
     @torch.inference_mode()
     def encode(self, items: Sequence[tuple[AudioPlan, RawTensor]]) -> list[RawTensor]:
         """The product each plan asks for, in order. Raises InvalidRequest for NaN or infinity."""
-        codes = self._encoder.tokenize([self._waveform(payload) for _, payload in items])
+        codes = self._tower.tokenize([self._waveform(payload) for _, payload in items])
         wanted = [plan.product is Product.EMBEDDINGS for plan, _ in items]
         to_embed = [clip for clip, is_wanted in zip(codes, wanted, strict=True) if is_wanted]
-        embeddings = iter(self._encoder.embed(to_embed) if to_embed else ())
+        embeddings = iter(self._tower.embed(to_embed) if to_embed else ())
         return [
             from_torch(next(embeddings) if is_wanted else clip.to(torch.int16))
             for clip, is_wanted in zip(codes, wanted, strict=True)

@@ -13,7 +13,7 @@ from services.audio.tokenizer import AudioTokenizer
 PASS_FRAMES = 48_000  # mel frames per forward, 8 minutes of sound; bounds activation memory
 
 
-class AudioEncoder(nn.Module):
+class AudioTower(nn.Module):
     """Mel, codes and embeddings of a batch of clips. Clips never influence each other."""
 
     def __init__(self, mel: LogMel, tokenizer: AudioTokenizer, embedder: CodeEmbedder) -> None:

@@ -21,7 +21,7 @@ from mimo.nn.meta import without_weights
 from services.audio.config import AudioEncoderConfig, AudioTokenizerConfig
 from services.audio.embedder import CodeEmbedder
 from services.audio.mel import LogMel
-from services.audio.model import AudioEncoder
+from services.audio.model import AudioTower
 from services.audio.tokenizer import AudioTokenizer
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class AudioCheckpoint:
         tokenizer = replace(tokenizer, tensors=_select_encoder(tokenizer))
         return cls(model, tokenizer, encoder_config, tokenizer_config)
 
-    def load(self, *, dtype: torch.dtype, device: str, selector: AttentionSelector) -> AudioEncoder:
+    def load(self, *, dtype: torch.dtype, device: str, selector: AttentionSelector) -> AudioTower:
         """Build the audio stack and fill it. Raises CheckpointError naming a tensor that is
         missing, unexpected or of another shape."""
         with without_weights():
@@ -101,7 +101,7 @@ class AudioCheckpoint:
         )
         load(embedder, self.model, ENCODER_RULES, dtype=dtype, device=device)
         mel = LogMel(self.tokenizer_config, device)
-        return AudioEncoder(mel, tokenizer, embedder).eval().requires_grad_(False)
+        return AudioTower(mel, tokenizer, embedder).eval().requires_grad_(False)
 
     def fingerprint(self, mode: FingerprintMode) -> str:
         """Identifies all tensors of the audio stack, which lie in two directories."""

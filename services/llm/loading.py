@@ -1,24 +1,19 @@
 """From a model directory to an engine that is warm, probed and measured."""
 
+import json
 import logging
 import re
-import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import cast
 
-import torch
 from tokenizers import Tokenizer
 
-from mimo.checkpoint.directory import model_directory
 from mimo.checkpoint.index import CheckpointIndex
 from mimo.checkpoint.rules import QkvRows, qkv_rows
-from mimo.encoder.fingerprint import encoder_fingerprint
-from mimo.metrics import LLM, Metrics
-from mimo.nn.attention import AttentionSelector
-from mimo.nn.attention.override import override_for
+from mimo.leaf.startup import Startup
+from mimo.metrics import Metrics
 from mimo.nn.device import Compute
-from mimo.rpc.replica import AttentionChoice, Description
+from mimo.rpc.replica import Description
 from mimo.store import Modality
 from services.llm.calibration import calibrate
 from services.llm.engine.block_manager import BlockManager
@@ -28,6 +23,7 @@ from services.llm.engine.kv_cache import KVCache, KVLayout
 from services.llm.engine.runner import Runner
 from services.llm.engine.sampler import Sampler
 from services.llm.engine.scheduler import Scheduler
+from services.llm.grammars import GrammarCompiler, NoGrammars
 from services.llm.memory import MIB, available_bytes, kv_bytes, weight_bytes
 from services.llm.model.config import DecoderConfig
 from services.llm.model.decoder import Decoder
@@ -35,12 +31,6 @@ from services.llm.model.mtp import Mtp
 from services.llm.model.weights import ELSEWHERE, load_decoder
 from services.llm.servicer import ModelFacts
 from services.llm.settings import LlmSettings
-
-# Narrower models lose more by handing their products to other threads than they gain.
-MULTITHREADED_WIDTH = 512
-
-# The metric's word for a kind of layer.
-_LAYER_KINDS = {"sliding": "window"}
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +41,7 @@ class LoadedDecoder:
 
     core: EngineCore
     facts: ModelFacts
+    grammars: GrammarCompiler | NoGrammars
     description: Description
     prefill_rate: float
 
@@ -60,80 +51,48 @@ def load(settings: LlmSettings, metrics: Metrics) -> LoadedDecoder:
 
     Whether weights and cache fit is decided before anything is allocated.
     """
-    phases = _Phases(metrics)
-    compute = Compute.resolve(settings.device, settings.dtype)
-    index = CheckpointIndex.open(model_directory(settings.model))
-    names = index.select(lambda name: not re.search("|".join(ELSEWHERE), name))
-    cache_bytes = kv_bytes(
-        compute.device,
-        weight_bytes(names.values(), compute.dtype),
-        available_bytes(compute.device),
-        settings.kv_memory_mib,
-    )
-    selector = AttentionSelector(LLM, override=override_for(LLM, settings.attention))
-    decoder, mtp = load_decoder(
-        index,
-        dtype=compute.dtype,
-        device=compute.device,
-        selector=selector,
-        profile=settings.numeric_overrides,
-    )
-    config = decoder.config
-    rows = qkv_rows(index.config, cast("QkvRows | None", settings.qkv_rows or None))
-    numeric_profile = {"swa_visible": str(config.swa_visible), "qkv_rows": rows or "split"}
-    fingerprint = encoder_fingerprint(
-        weights=index.fingerprint(
-            names, mode="index" if settings.fingerprint_from_index else "content"
-        ),
-        config=index.config,
-        numeric_profile=numeric_profile,
-        dtype=compute.dtype_name,
-        device_type=compute.device_type,
-    )
-    phases.finish("weights")
-
-    if compute.device_type == "cpu":
-        is_narrow = config.hidden_size < MULTITHREADED_WIDTH
-        torch.set_num_threads(settings.threads or (1 if is_narrow else torch.get_num_threads()))
-    selector.probe()
-    attention = [
-        AttentionChoice(
-            layer_kind=str(row["layer_kind"]),
-            backend=str(row["backend"]),
-            reason=str(row["reason"]),
-            demoted=bool(row["demoted"]),
+    startup = Startup(settings, metrics)
+    compute = startup.compute
+    with startup.phase("weights"):
+        index = CheckpointIndex.open(startup.directory)
+        names = index.select(lambda name: not re.search("|".join(ELSEWHERE), name))
+        cache_bytes = kv_bytes(
+            compute.device,
+            weight_bytes(names.values(), compute.dtype),
+            available_bytes(compute.device),
+            settings.kv_memory_mib,
         )
-        for row in selector.report()
-    ]
-    for choice in attention:
-        kind = _LAYER_KINDS.get(choice.layer_kind, choice.layer_kind)
-        metrics.set("mimo_attention_demoted", choice.demoted, layer_kind=kind)
-    phases.finish("probe")
-
-    pad_ids = _pad_ids(config)
-    core = build_core(
-        settings,
-        compute,
-        decoder,
-        mtp if settings.max_draft_tokens > 0 else None,
-        cache_bytes,
-        masked_ids=_unknown_ids(index, config.vocab_size) | set(pad_ids.values()),
-    )
-    prefill_rate = calibrate(core)
-    phases.finish("calibrate")
-
+        decoder, mtp = load_decoder(
+            index,
+            dtype=compute.dtype,
+            device=compute.device,
+            selector=startup.selector,
+            profile=settings.numeric_overrides,
+        )
+        config = decoder.config
+        weights = index.fingerprint(names, mode=settings.fingerprint_mode)
+    startup.use_threads(config.hidden_size)
+    startup.probe()
+    with startup.phase("calibrate"):
+        pad_ids = _pad_ids(config)
+        backends = [(bound.layer_kind, bound.backend.name) for bound in startup.selector.choices]
+        core = build_core(
+            settings,
+            compute,
+            decoder,
+            mtp if settings.max_draft_tokens > 0 else None,
+            cache_bytes,
+            masked_ids=_unknown_ids(index, config.vocab_size) | set(pad_ids.values()),
+            identity=repr((weights, compute.dtype_name, config.swa_visible, backends)).encode(),
+        )
+        prefill_rate = calibrate(core)
+    rows = qkv_rows(index.config, cast("QkvRows | None", settings.qkv_rows or None))
     scheduler = core.scheduler
-    description = Description(
-        component=LLM,
-        version=version("mimo-serve"),
-        model=settings.served_model_name or index.directory.name,
-        fingerprint=fingerprint,
-        dtype=compute.dtype_name,
-        device=compute.device_type,
+    description = startup.describe(
+        weights=weights,
+        config=index.config,
+        numeric_profile={"swa_visible": str(config.swa_visible), "qkv_rows": rows or "split"},
         hidden_size=config.hidden_size,
-        embedding_dtype=compute.dtype_name,
-        numeric_profile=numeric_profile,
-        attention=attention,
         limits={
             "max_context_tokens": scheduler.max_context,
             "max_running_requests": scheduler.max_running,
@@ -141,8 +100,9 @@ def load(settings: LlmSettings, metrics: Metrics) -> LoadedDecoder:
             "max_draft_tokens": core.max_draft_tokens,
         },
     )
-    facts = ModelFacts(fingerprint, config.vocab_size, config.hidden_size, pad_ids)
-    return LoadedDecoder(core, facts, description, prefill_rate)
+    facts = ModelFacts(description.fingerprint, config.vocab_size, config.hidden_size, pad_ids)
+    grammars = _grammars(index, config.vocab_size)
+    return LoadedDecoder(core, facts, grammars, description, prefill_rate)
 
 
 def build_core(
@@ -152,8 +112,12 @@ def build_core(
     mtp: Mtp | None,
     cache_bytes: int,
     masked_ids: set[int],
+    identity: bytes = b"",
 ) -> EngineCore:
-    """Divide the cache's memory and put the parts of the engine together."""
+    """Divide the cache's memory and put the parts of the engine together.
+
+    ``identity`` names what decides keys and values besides tokens, for the prefix cache.
+    """
     config = decoder.config
     is_gpu = compute.device_type == "cuda"
     limits = {
@@ -179,21 +143,11 @@ def build_core(
     drafter = None
     if mtp is not None:
         drafter = Drafter(runner, sampler, max_draft_tokens=settings.max_draft_tokens)
-    scheduler = Scheduler(BlockManager(groups, settings.block_size), **limits)
+    blocks = BlockManager(
+        groups, settings.block_size, lookahead=layout.num_draft_tokens, identity=identity
+    )
+    scheduler = Scheduler(blocks, **limits)
     return EngineCore(scheduler, runner, sampler, drafter)
-
-
-class _Phases:
-    """Durations of the phases of a start, as metrics."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._started = time.monotonic()
-
-    def finish(self, phase: str) -> None:
-        now = time.monotonic()
-        self._metrics.set("mimo_startup_seconds", now - self._started, phase=phase)
-        self._started = now
 
 
 def _pad_ids(config: DecoderConfig) -> dict[Modality, int]:
@@ -203,6 +157,16 @@ def _pad_ids(config: DecoderConfig) -> dict[Modality, int]:
         Modality.AUDIO: config.audio_token_id,
     }
     return {modality: pad_id for modality, pad_id in ids.items() if pad_id is not None}
+
+
+def _grammars(index: CheckpointIndex, vocab_size: int) -> GrammarCompiler | NoGrammars:
+    path = index.directory / "tokenizer.json"
+    if not path.is_file():
+        return NoGrammars()
+    settings = index.directory / "generation_config.json"
+    ids = json.loads(settings.read_text()).get("eos_token_id") if settings.is_file() else None
+    ids = index.config.get("eos_token_id") if ids is None else ids
+    return GrammarCompiler.open(path, vocab_size, [ids] if isinstance(ids, int) else ids or [])
 
 
 def _unknown_ids(index: CheckpointIndex, vocab_size: int) -> set[int]:

@@ -6,18 +6,15 @@ from typing import Any
 import grpc
 
 from mimo.encoder import EncodeService
-from mimo.encoder.wire import encoded_to_proto, read_start, request_from_proto
+from mimo.encoder.wire import encoded_to_proto, request_from_proto
 from mimo.errors import InvalidRequest
-from mimo.rpc.tensors import chunks_to_proto, uploaded_chunks
-from mimo.store import Modality
+from mimo.rpc.deadline import deadline_of
+from mimo.rpc.tensors import chunks_to_proto
+from mimo.rpc.upload import read_chunks, read_start
+from mimo.store.wire import MODALITY_FROM_PROTO
 from mimo.v1 import encoding_pb2, vision_pb2, vision_pb2_grpc
 from services.vision.config import VisionTowerConfig
 from services.vision.plan import VisionPlan
-
-MODALITIES = {
-    encoding_pb2.MODALITY_IMAGE: Modality.IMAGE,
-    encoding_pb2.MODALITY_VIDEO: Modality.VIDEO,
-}
 
 
 class VisionEncoderServicer(vision_pb2_grpc.VisionEncoderServicer):
@@ -43,13 +40,13 @@ class VisionEncoderServicer(vision_pb2_grpc.VisionEncoderServicer):
         request = request_from_proto(
             start.target,
             start.frames,
-            modality=MODALITIES[start.plan.modality],
+            modality=MODALITY_FROM_PROTO[start.plan.modality],
             plan=plan,
             cost=plan.num_patches,
-            remaining_s=context.time_remaining(),
+            deadline=deadline_of(context),
         )
         plan.check_frames(request.payload_dtype, request.payload_shape)
-        encoded = await self._encodes.encode(request, uploaded_chunks(request_iterator))
+        encoded = await self._encodes.encode(request, read_chunks(request_iterator))
         yield vision_pb2.EncodeFramesResponse(encoded=encoded_to_proto(encoded))
         if encoded.tensor is not None:
             for chunk in chunks_to_proto(encoded.tensor):
@@ -58,7 +55,7 @@ class VisionEncoderServicer(vision_pb2_grpc.VisionEncoderServicer):
 
 def plan_from_proto(plan: vision_pb2.FramePlan) -> VisionPlan:
     """Raises InvalidRequest for a modality that has no frames, and for an image of several."""
-    if plan.modality not in MODALITIES:
+    if plan.modality not in (encoding_pb2.MODALITY_IMAGE, encoding_pb2.MODALITY_VIDEO):
         raise InvalidRequest("only images and videos have frames", field="plan.modality")
     if plan.modality == encoding_pb2.MODALITY_IMAGE and plan.num_frames != 1:
         raise InvalidRequest("an image has one frame", field="plan.num_frames")

@@ -9,6 +9,7 @@ from mimo.checkpoint.index import CheckpointIndex
 from mimo.checkpoint.loader import load
 from mimo.errors import CheckpointError
 from mimo.nn.attention import AttentionSelector
+from mimo.nn.meta import without_weights
 from services.vision.config import VisionTowerConfig
 from services.vision.model import VisionTower
 
@@ -47,7 +48,7 @@ def load_vision_tower(
     """
     prefix = find_prefix(index)
     biases = [name for name in MERGER_LAYERS if f"{prefix}merger.{name}.bias" in index.tensors]
-    with torch.device("meta"):
+    with without_weights():
         tower = VisionTower(config, selector, dtype=dtype, device=device, merger_biases=biases)
     load(tower, index, (), prefix=prefix, dtype=dtype, device=device)
     return tower.eval().requires_grad_(False)

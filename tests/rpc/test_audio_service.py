@@ -14,7 +14,6 @@ from mimo.errors import EmbeddingMismatch, InvalidRequest, MimoError, Reason
 from mimo.metrics import AUDIO, Metrics
 from mimo.nn.interop import from_torch, to_torch
 from mimo.rpc.channel import open_channel
-from mimo.rpc.server import Ops, serve
 from mimo.rpc.status import from_rpc_error
 from mimo.rpc.tensors import (
     chunk_from_proto,
@@ -33,14 +32,15 @@ from mimo.v1 import (
     tensor_pb2,
 )
 from services.audio.__main__ import audio_service
-from services.audio.model import AudioEncoder
+from services.audio.model import AudioTower
 from services.audio.settings import AudioSettings
-from tests.support.tiny_audio import make_encoder, make_waveform, write_checkpoint
+from tests.support.serving import serving
+from tests.support.tiny_audio import make_tower, make_waveform, write_checkpoint
 
 
 @dataclass
 class Running:
-    model: AudioEncoder  # the same weights, in this process
+    model: AudioTower  # the same weights, in this process
     stub: "audio_pb2_grpc.AudioEncoderAsyncStub"
     description: replica_pb2.DescribeResponse
     metrics: Metrics
@@ -52,35 +52,20 @@ class Running:
 
 @pytest.fixture
 async def running(tmp_path) -> AsyncIterator[Running]:
-    model = make_encoder()
+    model = make_tower()
     write_checkpoint(tmp_path / "toy", model)
     settings = AudioSettings(
         model=str(tmp_path / "toy"), store="memory://", device="cpu", max_item_seconds=10.0
     )
     metrics = Metrics(AUDIO)
-    stop = asyncio.Event()
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def on_ready(address: str, ops: Ops) -> None:
-        ready.set_result(address)
-
-    def load():
-        return audio_service(settings, metrics)
-
-    serving = asyncio.create_task(
-        serve(settings, "127.0.0.1:0", metrics, load, stop=stop, on_ready=on_ready)
-    )
-    await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
-    if serving.done():
-        await serving
-    channel = open_channel(ready.result())
-    description = await replica_pb2_grpc.ReplicaStub(channel).Describe(
-        replica_pb2.DescribeRequest()
-    )
-    yield Running(model, audio_pb2_grpc.AudioEncoderStub(channel), description, metrics)
-    await channel.close()
-    stop.set()
-    await serving
+    async with (
+        serving(settings, metrics, audio_service) as address,
+        open_channel(address) as channel,
+    ):
+        description = await replica_pb2_grpc.ReplicaStub(channel).Describe(
+            replica_pb2.DescribeRequest()
+        )
+        yield Running(model, audio_pb2_grpc.AudioEncoderStub(channel), description, metrics)
 
 
 def header(waveform: Tensor) -> tensor_pb2.TensorHeader:

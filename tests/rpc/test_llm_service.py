@@ -26,7 +26,6 @@ from mimo.errors import (
 from mimo.metrics import LLM, Metrics
 from mimo.nn.interop import from_torch
 from mimo.rpc.channel import open_channel
-from mimo.rpc.server import Ops, serve
 from mimo.rpc.status import from_rpc_error
 from mimo.rpc.tensors import chunk_to_proto, header_to_proto
 from mimo.store import EmbeddingKey, Manifest
@@ -38,6 +37,7 @@ from services.llm import loading
 from services.llm.memory import available_bytes
 from services.llm.settings import LlmSettings
 from tests.support import golden_decoder
+from tests.support.serving import serving
 
 GREEDY = golden_decoder.golden()["variants"]["chain_vis7"]["greedy"]
 IMAGES, AUDIO = (rows.float() for rows in golden_decoder.media_rows().split((3, 2)))
@@ -95,31 +95,12 @@ async def running(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIte
         max_step_tokens=32,
     )
     metrics = Metrics(LLM)
-    stop = asyncio.Event()
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def on_ready(address: str, ops: Ops) -> None:
-        ready.set_result(address)
-
-    serving = asyncio.create_task(
-        serve(
-            settings,
-            "127.0.0.1:0",
-            metrics,
-            lambda: program.llm_service(settings, metrics),
-            stop=stop,
-            on_ready=on_ready,
-        )
-    )
-    await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
-    if serving.done():
-        await serving
-    channel = open_channel(ready.result())
-    stub = llm_pb2_grpc.LanguageModelStub(channel)
-    yield Running(stub, replica_pb2_grpc.ReplicaStub(channel), store, metrics)
-    await channel.close()
-    stop.set()
-    await serving
+    async with (
+        serving(settings, metrics, program.llm_service) as address,
+        open_channel(address) as channel,
+    ):
+        stub = llm_pb2_grpc.LanguageModelStub(channel)
+        yield Running(stub, replica_pb2_grpc.ReplicaStub(channel), store, metrics)
 
 
 def sampling(**changes: Any) -> llm_pb2.Sampling:
@@ -250,6 +231,21 @@ async def test_a_resumed_call_continues_where_the_first_broke_off(running: Runni
     assert resumed[-1].finished.completion_tokens == 12
     over = await generate(running, golden_start(prior_output_ids=whole, **options))
     assert [response.WhichOneof("event") for response in over] == ["finished"]
+
+
+async def test_a_repeated_prompt_comes_from_the_cache_unless_told_otherwise(
+    running: Running,
+) -> None:
+    await running.put_all()
+    policies = [{}, {}, {"cache": {"prefix": False}}, {"cache_salt": b"another tenant"}]
+    answers = [await generate(running, golden_start(**policy)) for policy in policies]
+    assert all(ids_of(responses) == GREEDY for responses in answers)
+    assert [responses[0].started.cached_tokens for responses in answers] == [0, 16, 0, 0]
+    assert [responses[-1].finished.cached_tokens for responses in answers] == [0, 16, 0, 0]
+    cached = running.metrics.value("mimo_llm_prompt_tokens_total", source="cached")
+    computed = running.metrics.value("mimo_llm_prompt_tokens_total", source="computed")
+    assert (cached, computed) == (16, 4 * 20 - 16)
+    assert running.metrics.value("mimo_llm_kv_blocks", pool="full", state="cached") > 0
 
 
 async def test_choices_of_one_seed_differ_and_repeat(running: Running) -> None:

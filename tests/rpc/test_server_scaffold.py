@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import grpc
@@ -18,6 +18,7 @@ from mimo.errors import (
     MimoError,
     Overloaded,
     Reason,
+    StartupError,
     Unavailable,
 )
 from mimo.logs import request_id
@@ -64,6 +65,12 @@ class Scripted(gateway_pb2_grpc.GatewayServicer):
         if request.model == "bug":
             raise ZeroDivisionError("secret text")
         return gateway_pb2.GetModelResponse(model=gateway_pb2.Model(name=request_id()))
+
+    async def UploadMedia(
+        self, requests: AsyncIterator[gateway_pb2.UploadMediaRequest], context: object
+    ) -> gateway_pb2.UploadMediaResponse:
+        await anext(requests)
+        raise ERRORS[0]
 
     async def Generate(
         self, request: gateway_pb2.GenerateRequest, context: object
@@ -170,6 +177,16 @@ async def test_a_stream_that_fails_midway_delivers_what_it_had(running: Running)
     assert from_rpc_error(caught.value).reason is Reason.MEDIA_LIMIT
 
 
+def large_upload() -> Iterator[gateway_pb2.UploadMediaRequest]:
+    return (gateway_pb2.UploadMediaRequest(data=bytes(1 << 18)) for _ in range(40))
+
+
+async def test_a_refusal_reaches_a_caller_that_is_still_uploading(running: Running) -> None:
+    for _ in range(5):
+        got = await failure(running.gateway.UploadMedia(large_upload()))
+        assert got.reason is Reason.MEDIA_LIMIT
+
+
 async def test_the_request_id_is_bound_and_echoed(running: Running) -> None:
     call = running.gateway.GetModel(
         gateway_pb2.GetModelRequest(), metadata=(("x-request-id", "abc-1"),)
@@ -248,6 +265,9 @@ async def test_a_drain_says_so_first_and_delivers_the_running_stream_whole(
         ]
         refused = await failure(running.gateway.GetModel(gateway_pb2.GetModelRequest()))
         assert refused.reason is Reason.DRAINING
+        for _ in range(5):
+            refused = await failure(running.gateway.UploadMedia(large_upload()))
+            assert refused.reason is Reason.DRAINING
         running.servicer.release.set()
         async for response in call:
             seen.append(response.seq)
@@ -264,3 +284,20 @@ async def test_an_address_in_use_is_one_clear_line(running: Running) -> None:
 
     with pytest.raises(ConfigError, match="--address.*cannot be bound"):
         await serve(ServerConfig(), running.address, Metrics("llm"), load)
+
+
+async def test_a_service_that_ends_is_drained_and_says_why() -> None:
+    """The load context raises when it is left; until then everything runs as in any stop."""
+    ended = asyncio.Event()
+    metrics = Metrics("llm")
+
+    @contextlib.asynccontextmanager
+    async def load() -> AsyncIterator[Service]:
+        yield Service(lambda server: None, [], DESCRIPTION, Load, ended=ended)
+        raise StartupError("the engine stopped")
+
+    with pytest.raises(StartupError, match="the engine stopped"):
+        await serve(
+            ServerConfig(), "127.0.0.1:0", metrics, load, on_ready=lambda address, ops: ended.set()
+        )
+    assert metrics.value("mimo_replica_draining") == 1

@@ -1,7 +1,6 @@
 """The vision service over real gRPC, with a tiny tower and a store in memory."""
 
 import asyncio
-import functools
 import hashlib
 import json
 import subprocess
@@ -20,7 +19,6 @@ from mimo.metrics import VISION, Metrics
 from mimo.nn.attention import AttentionSelector
 from mimo.nn.interop import from_torch, to_torch
 from mimo.rpc.channel import open_channel
-from mimo.rpc.server import serve
 from mimo.rpc.status import from_rpc_error
 from mimo.rpc.tensors import chunk_from_proto, chunks_to_proto, header_from_proto, header_to_proto
 from mimo.tensor import Assembler, RawTensor
@@ -33,6 +31,7 @@ from services.vision.plan import VisionPlan
 from services.vision.preprocess import Preprocessor
 from services.vision.settings import VisionSettings
 from tests.support import golden_vision
+from tests.support.serving import serving
 
 IMAGE = VisionPlan(1, 20, 30, 16, 24, (1, 4, 6))
 CLIP = VisionPlan(5, 40, 20, 32, 16, (3, 8, 4))
@@ -121,28 +120,14 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
         model=str(tmp_path), store="memory://", threads=1, max_item_patches=128
     )
     metrics = Metrics(VISION)
-    stop = asyncio.Event()
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    task = asyncio.create_task(
-        serve(
-            settings,
-            "127.0.0.1:0",
-            metrics,
-            functools.partial(vision_service, settings, metrics),
-            stop=stop,
-            on_ready=lambda address, _ops: ready.set_result(address),
-        )
-    )
-    await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
-    if task.done():
-        task.result()
-    async with open_channel(ready.result()) as channel:
+    async with (
+        serving(settings, metrics, vision_service) as address,
+        open_channel(address) as channel,
+    ):
         description = await replica_pb2_grpc.ReplicaStub(channel).Describe(
             replica_pb2.DescribeRequest()
         )
         yield Running(vision_pb2_grpc.VisionEncoderStub(channel), description, metrics)
-    stop.set()
-    await task
 
 
 def frames(plan: VisionPlan) -> RawTensor:
@@ -274,6 +259,21 @@ async def test_upload_begins_with_a_start(service: Running) -> None:
     for broken in (messages[1:], []):
         with pytest.raises(InvalidRequest, match="start"):
             await service.answer(iter(broken))
+
+
+async def test_early_answers_reach_a_caller_that_is_still_uploading(service: Running) -> None:
+    """Uploads of six megabytes that nobody needs: refused by their header, or already encoded."""
+    large = VisionPlan(1, 1400, 1400, 16, 24, (1, 4, 6))
+    key_of_another = service.start(large)
+    key_of_another.target.encoder_fingerprint = "0" * 64
+    for _ in range(5):
+        with pytest.raises(EmbeddingMismatch):
+            await service.encode(key_of_another, frames(large))
+    outcomes = []
+    for _ in range(6):
+        encoded, _ = await service.encode(service.start(large), frames(large))
+        outcomes.append(encoded.outcome)
+    assert outcomes == [encoding_pb2.CACHE_OUTCOME_MISS] + [encoding_pb2.CACHE_OUTCOME_HIT] * 5
 
 
 async def test_damaged_chunk_is_refused_and_the_key_stays_usable(service: Running) -> None:

@@ -1,4 +1,4 @@
-"""A tower whose embeddings are known in advance, and the calls that ask for them."""
+"""An encoder whose embeddings are known in advance, and the calls that ask for them."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from mimo.tensor import Chunk, RawTensor, split
 FINGERPRINT = "e0" * 32
 
 
-class CountingTower:
+class CountingEncoder:
     """Embeds a payload as its bytes, one bfloat16 row [1, 2] per four of them. Plan -1 is bad."""
 
     def __init__(self, device_s: float = 0.0) -> None:

@@ -12,7 +12,7 @@ from mimo.nn.attention import AttentionSelector
 from services.audio.config import AudioEncoderConfig, AudioTokenizerConfig
 from services.audio.embedder import CodeEmbedder
 from services.audio.mel import LogMel
-from services.audio.model import AudioEncoder
+from services.audio.model import AudioTower
 from services.audio.tokenizer import AudioTokenizer
 
 
@@ -108,16 +108,16 @@ def randomize(module: nn.Module, seed: int = 0, scale: float = 0.4) -> nn.Module
     return module
 
 
-def make_encoder(seed: int = 0, **changes: Any) -> AudioEncoder:
+def make_tower(seed: int = 0, **changes: Any) -> AudioTower:
     """The whole toy: 4 codebooks of 16 mel frames per embedding of 12 numbers, float32."""
     tokenizer = AudioTokenizer(tokenizer_config(), AttentionSelector("audio"))
-    encoder = AudioEncoder(
+    tower = AudioTower(
         LogMel(tokenizer.config),
         tokenizer,
         CodeEmbedder(encoder_config(audio_segment_size=32, **changes)),
     )
-    randomize(encoder, seed)
-    return encoder.eval().requires_grad_(False)
+    randomize(tower, seed)
+    return tower.eval().requires_grad_(False)
 
 
 def make_waveform(num_samples: int, seed: int = 1) -> Tensor:
@@ -125,10 +125,10 @@ def make_waveform(num_samples: int, seed: int = 1) -> Tensor:
     return 0.1 * torch.randn(num_samples, generator=generator)
 
 
-def tokenizer_tensors(encoder: AudioEncoder) -> dict[str, Tensor]:
+def tokenizer_tensors(tower: AudioTower) -> dict[str, Tensor]:
     """The tokenizer as published: its own directory, codebooks with their training state."""
     tensors = {}
-    for name, value in encoder.tokenizer.state_dict().items():
+    for name, value in tower.tokenizer.state_dict().items():
         if name.startswith("quantizer."):
             book = f"encoder.quantizer.vq.layers.{name.rsplit('.', 1)[1]}._codebook"
             tensors[f"{book}.embed"] = value
@@ -140,11 +140,11 @@ def tokenizer_tensors(encoder: AudioEncoder) -> dict[str, Tensor]:
     return tensors
 
 
-def omni_tensors(encoder: AudioEncoder) -> dict[str, Tensor]:
+def omni_tensors(tower: AudioTower) -> dict[str, Tensor]:
     """The encoder as the omni checkpoint names it, among tensors of the language model."""
     tensors = {
         name if name.startswith("speech_embeddings") else f"audio_encoder.{name}": value
-        for name, value in encoder.embedder.state_dict().items()
+        for name, value in tower.embedder.state_dict().items()
     }
     tensors["model.layers.0.mlp.up_proj.weight"] = torch.ones(2, 2)
     tensors["audio_tokenizer.encoder.conv1.bias"] = torch.ones(2)
@@ -153,22 +153,22 @@ def omni_tensors(encoder: AudioEncoder) -> dict[str, Tensor]:
 
 def write_checkpoint(
     directory: Path,
-    encoder: AudioEncoder,
+    tower: AudioTower,
     config: dict[str, Any] | None = None,
     *,
     model: dict[str, Tensor] | None = None,
     tokenizer: dict[str, Tensor] | None = None,
 ) -> None:
-    """A model directory with its ``audio_tokenizer``; tensors default to the encoder's."""
+    """A model directory with its ``audio_tokenizer``; tensors default to the tower's."""
     write_tensors(
         directory,
         config or encoder_fields(audio_segment_size=32),
-        omni_tensors(encoder) if model is None else model,
+        omni_tensors(tower) if model is None else model,
     )
     write_tensors(
         directory / "audio_tokenizer",
         tokenizer_fields(),
-        tokenizer_tensors(encoder) if tokenizer is None else tokenizer,
+        tokenizer_tensors(tower) if tokenizer is None else tokenizer,
     )
 
 

@@ -68,17 +68,10 @@ class AttentionSelector:
                 rejected.append(bound.backend.name)
                 self._demote(bound, failure, rejected)
 
-    def report(self) -> list[dict[str, str | bool]]:
-        """One row per kind of layer: layer_kind, backend, reason, demoted."""
-        return [
-            {
-                "layer_kind": bound.layer_kind,
-                "backend": bound.backend.name,
-                "reason": bound.reason,
-                "demoted": bound.demoted,
-            }
-            for bound in self._bound.values()
-        ]
+    @property
+    def choices(self) -> list[BoundAttention]:
+        """The attention of every kind of layer that was selected."""
+        return list(self._bound.values())
 
     def _choose(self, needs: AttentionNeeds, layer_kind: str) -> BoundAttention:
         if self._override is None:

@@ -101,7 +101,7 @@ class Attention(nn.Module):
                 dtype=dtype,
                 device=device,
             ),
-            "sliding" if spec.sliding else "full",
+            "window" if spec.sliding else "full",
         )
         self.register_state_dict_post_hook(_split_qkv)
         self.register_load_state_dict_pre_hook(_join_qkv)

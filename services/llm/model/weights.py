@@ -14,6 +14,7 @@ from mimo.checkpoint.loader import load
 from mimo.checkpoint.rules import Cast, QkvRows, Rule, SplitFusedQkv, qkv_rows
 from mimo.errors import CheckpointError
 from mimo.nn.attention import AttentionSelector
+from mimo.nn.meta import without_weights
 from services.llm.model.config import DecoderConfig, LayerSpec
 from services.llm.model.decoder import Decoder
 from services.llm.model.mtp import Mtp
@@ -57,7 +58,7 @@ def load_decoder(
     rows = qkv_rows(index.config, (profile or {}).get("qkv_rows"))
     wide = Cast(WIDE, str(torch.promote_types(torch.float32, dtype)).removeprefix("torch."))
 
-    with torch.device("meta"):
+    with without_weights():
         decoder = Decoder(config, selector, dtype=dtype, device=device)
         mtp = Mtp(config, selector, dtype=dtype, device=device) if num_blocks else None
     load(

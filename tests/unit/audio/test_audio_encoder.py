@@ -7,9 +7,9 @@ from mimo.errors import InvalidRequest, Reason
 from mimo.nn.interop import from_torch, to_torch
 from mimo.tensor import RawTensor
 from services.audio import model
-from services.audio.encoder import AudioTower
+from services.audio.encoder import AudioEncoder
 from services.audio.plan import AudioPlan, Product
-from tests.support.tiny_audio import make_encoder, make_waveform
+from tests.support.tiny_audio import make_tower, make_waveform
 
 
 @pytest.mark.parametrize(
@@ -17,35 +17,35 @@ from tests.support.tiny_audio import make_encoder, make_waveform
     [(1, 1, 1), (480, 1, 1), (481, 1, 1), (2400, 3, 1), (24000, 26, 7), (7680, 9, 3)],
 )
 def test_clip_gives_one_embedding_per_16_frames(num_samples, num_codes, num_tokens):
-    encoder = make_encoder()
+    tower = make_tower()
     waveform = make_waveform(num_samples)
-    assert encoder.tokenize([waveform])[0].shape == (num_codes, 4)
-    assert encoder([waveform])[0].shape == (num_tokens, 12)
+    assert tower.tokenize([waveform])[0].shape == (num_codes, 4)
+    assert tower([waveform])[0].shape == (num_tokens, 12)
 
 
 def test_clips_in_a_batch_equal_clips_alone():
-    encoder = make_encoder()
+    tower = make_tower()
     waveforms = [make_waveform(size, seed=size) for size in (5000, 1, 12345, 480, 24000)]
     for waveform, codes, rows in zip(
-        waveforms, encoder.tokenize(waveforms), encoder(waveforms), strict=True
+        waveforms, tower.tokenize(waveforms), tower(waveforms), strict=True
     ):
-        assert torch.equal(codes, encoder.tokenize([waveform])[0])
-        torch.testing.assert_close(rows, encoder([waveform])[0], rtol=1e-5, atol=1e-5)
+        assert torch.equal(codes, tower.tokenize([waveform])[0])
+        torch.testing.assert_close(rows, tower([waveform])[0], rtol=1e-5, atol=1e-5)
 
 
 def test_batch_in_small_passes_equals_one_pass(monkeypatch):
-    encoder = make_encoder()
+    tower = make_tower()
     waveforms = [make_waveform(size, seed=size) for size in (24000, 5000, 9000)]
-    whole = encoder.tokenize(waveforms)
+    whole = tower.tokenize(waveforms)
     monkeypatch.setattr(model, "PASS_FRAMES", 40)
-    for codes, expected in zip(encoder.tokenize(waveforms), whole, strict=True):
+    for codes, expected in zip(tower.tokenize(waveforms), whole, strict=True):
         assert torch.equal(codes, expected)
 
 
 def test_same_batch_gives_the_same_bits():
-    encoder = make_encoder()
+    tower = make_tower()
     waveforms = [make_waveform(24000), make_waveform(5000)]
-    for first, second in zip(encoder(waveforms), encoder(waveforms), strict=True):
+    for first, second in zip(tower(waveforms), tower(waveforms), strict=True):
         assert torch.equal(first, second)
 
 
@@ -53,32 +53,32 @@ def item(waveform: torch.Tensor, product: Product = Product.EMBEDDINGS):
     return AudioPlan(len(waveform), 24000, product), from_torch(waveform)
 
 
-def test_tower_answers_each_item_with_what_its_plan_asks_for():
-    encoder = make_encoder()
+def test_encoder_answers_each_item_with_what_its_plan_asks_for():
+    tower = make_tower()
     waveforms = [make_waveform(size, seed=size) for size in (5000, 24000, 3000)]
     products = [Product.EMBEDDINGS, Product.CODES, Product.EMBEDDINGS]
-    results = AudioTower(encoder, "cpu").encode(
+    results = AudioEncoder(tower, "cpu").encode(
         [item(waveform, product) for waveform, product in zip(waveforms, products, strict=True)]
     )
-    codes = encoder.tokenize(waveforms)
+    codes = tower.tokenize(waveforms)
     assert [result.dtype for result in results] == ["float32", "int16", "float32"]
     assert torch.equal(to_torch(results[1]).long(), codes[1])
-    expected = encoder.embed([codes[0], codes[2]])
+    expected = tower.embed([codes[0], codes[2]])
     assert torch.equal(to_torch(results[0]), expected[0])
     assert torch.equal(to_torch(results[2]), expected[1])
 
 
-def test_tower_that_only_tokenises_embeds_nothing():
-    (codes,) = AudioTower(make_encoder(), "cpu").encode([item(make_waveform(900), Product.CODES)])
+def test_encoder_that_only_tokenises_embeds_nothing():
+    (codes,) = AudioEncoder(make_tower(), "cpu").encode([item(make_waveform(900), Product.CODES)])
     assert codes.dtype == "int16" and codes.shape == (1, 4)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_tower_refuses_samples_that_are_not_numbers(bad):
+def test_encoder_refuses_samples_that_are_not_numbers(bad):
     waveform = make_waveform(1000)
     waveform[500] = bad
     with pytest.raises(InvalidRequest, match="NaN or infinity"):
-        AudioTower(make_encoder(), "cpu").encode([item(waveform)])
+        AudioEncoder(make_tower(), "cpu").encode([item(waveform)])
 
 
 def plan(dtype="float32", shape=(24000,), rate=24000) -> AudioPlan:

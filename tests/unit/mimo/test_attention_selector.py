@@ -78,14 +78,9 @@ def test_equal_layers_share_one_attention() -> None:
 def test_an_override_is_used_and_reported() -> None:
     selector = AttentionSelector("llm", override="reference")
     selector.select(NEEDS, "sliding")
-    assert selector.report() == [
-        {
-            "layer_kind": "sliding",
-            "backend": "reference",
-            "reason": "chosen by configuration",
-            "demoted": False,
-        }
-    ]
+    (bound,) = selector.choices
+    assert (bound.layer_kind, bound.backend.name) == ("sliding", "reference")
+    assert bound.reason == "chosen by configuration" and not bound.demoted
 
 
 def test_an_unknown_override_is_an_error() -> None:
@@ -147,7 +142,7 @@ def test_our_backends_pass_the_probe(dtype: torch.dtype) -> None:
                 needs = replace(NEEDS, sink=sink, left=left, dtype=dtype, v_head_dim=6)
                 selector.select(needs, f"{sink.value} {left}")
         selector.probe()
-        assert not any(row["demoted"] for row in selector.report())
+        assert not any(bound.demoted for bound in selector.choices)
 
 
 def test_keys_come_packed_or_from_the_cache() -> None:

@@ -13,14 +13,14 @@ class Sample:
     """A sample."""
 
     model: str = option(help="where the model is")
-    max_batch: int = option(4, help="items at most")
+    max_batch: int = option(4, help="items at most", at_least=1)
     warm: bool = option(False, help="warm up")
-    rate: float | None = option(None, help="rate")
+    rate: float | None = option(None, help="rate", at_least=0)
     form: str = option("json", help="form", choices=("json", "text"))
 
     def __post_init__(self) -> None:
-        if self.max_batch < 1:
-            raise ValueError("--max-batch must be at least 1")
+        if self.warm and not self.rate:
+            raise ValueError("--warm needs a --rate")
 
 
 def test_a_flag_beats_its_variable_and_a_variable_beats_the_default() -> None:
@@ -44,7 +44,9 @@ def test_a_bool_needs_no_value_and_an_optional_is_parsed() -> None:
         (["--model", "m"], {"MIMO_MAX_BATCH": "many"}, "MIMO_MAX_BATCH.*whole number"),
         (["--model", "m", "--form", "xml"], {}, "json, text"),
         (["--model", "m", "--warm", "maybe"], {}, "true or false"),
-        (["--model", "m", "--max-batch", "0"], {}, "at least 1"),
+        (["--model", "m", "--max-batch", "0"], {}, "--max-batch.*at least 1"),
+        (["--model", "m", "--rate", "nan"], {}, "--rate.*at least 0"),
+        (["--model", "m", "--warm"], {}, "--warm needs a --rate"),
     ],
 )
 def test_every_mistake_is_named(argv: list[str], env: dict[str, str], words: str) -> None:

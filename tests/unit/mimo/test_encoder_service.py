@@ -23,7 +23,7 @@ from mimo.store.memory_store import MemoryStore
 from mimo.tensor import Chunk
 from tests.support.encoding import (
     FINGERPRINT,
-    CountingTower,
+    CountingEncoder,
     Upload,
     embedding_of,
     payload_of,
@@ -37,8 +37,8 @@ Make = Callable[..., Service]
 
 
 @pytest.fixture
-def tower() -> CountingTower:
-    return CountingTower()
+def encoder() -> CountingEncoder:
+    return CountingEncoder()
 
 
 @pytest.fixture
@@ -47,8 +47,8 @@ def store() -> MemoryStore:
 
 
 @pytest.fixture
-async def make(store: MemoryStore, tower: CountingTower) -> AsyncIterator[Make]:
-    """Makes services that share the store and the tower, as replicas would share a store."""
+async def make(store: MemoryStore, encoder: CountingEncoder) -> AsyncIterator[Make]:
+    """Makes services that share the store and the encoder, as replicas would share a store."""
     made: list[Service] = []
 
     def make(store: EmbeddingStore = store, **options: Any) -> Service:
@@ -60,13 +60,13 @@ async def make(store: MemoryStore, tower: CountingTower) -> AsyncIterator[Make]:
             "lease_times": LeaseTimes(ttl_s=3600.0, renew_s=3600.0, poll_s=3600.0),
             **options,
         }
-        made.append(EncodeService(store, tower, Metrics("vision"), **settings))
+        made.append(EncodeService(store, encoder, Metrics("vision"), **settings))
         return made[-1]
 
     yield make
-    tower.gate.set()
+    encoder.gate.set()
     for service in made:
-        await service.close()
+        await service.aclose()
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ async def test_the_first_call_encodes_and_stores(
 
 
 async def test_a_hit_is_answered_without_reading_the_upload(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     service = make()
     first = await start(service, key)
@@ -114,72 +114,72 @@ async def test_a_hit_is_answered_without_reading_the_upload(
     second = await start(make(), key, upload)
     assert (second.outcome, second.encode_ms) == (Outcome.HIT, 0)
     assert second.manifest == first.manifest
-    assert (upload.num_read, tower.num_encoded) == (0, 1)
+    assert (upload.num_read, encoder.num_encoded) == (0, 1)
 
 
 async def test_calls_of_one_process_share_an_encode_and_an_upload(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     service = make()
-    tower.gate.clear()
+    encoder.gate.clear()
     uploads = [Upload(PAYLOAD) for _ in range(5)]
     calls = [start(service, key, upload) for upload in uploads]
     await steps()
-    tower.gate.set()
+    encoder.gate.set()
     outcomes = [(await call).outcome for call in calls]
     assert outcomes == [Outcome.MISS] + 4 * [Outcome.JOINED]
     assert [upload.num_read for upload in uploads] == [4, 0, 0, 0, 0]
-    assert tower.num_encoded == 1
+    assert encoder.num_encoded == 1
     assert items(service, "joined") == 4
 
 
 async def test_calls_of_two_processes_share_an_encode(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     one, other = make(), make()
-    tower.gate.clear()
+    encoder.gate.clear()
     leader = start(one, key)
     await steps()
     upload = Upload(PAYLOAD)
     follower = start(other, key, upload)
     await steps()
-    tower.gate.set()
+    encoder.gate.set()
     assert [(await leader).outcome, (await follower).outcome] == [Outcome.MISS, Outcome.JOINED]
-    assert (upload.num_read, tower.num_encoded) == (0, 1)
+    assert (upload.num_read, encoder.num_encoded) == (0, 1)
 
 
-async def test_different_keys_share_a_batch(make: Make, tower: CountingTower) -> None:
+async def test_different_keys_share_a_batch(make: Make, encoder: CountingEncoder) -> None:
     service = make()
-    tower.gate.clear()
+    encoder.gate.clear()
     blocking = start(service, EmbeddingKey("ab" * 32))
     await steps()
     calls = [start(service, EmbeddingKey(secrets.token_hex(32))) for _ in range(4)]
     await steps()
-    tower.gate.set()
+    encoder.gate.set()
     await asyncio.gather(blocking, *calls)
-    assert tower.batches == [1, 4]
+    assert encoder.batches == [1, 4]
 
 
 async def test_an_encode_goes_on_while_anybody_waits(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     service = make()
-    tower.gate.clear()
+    encoder.gate.clear()
     leader, joined = start(service, key), start(service, key)
     await steps()
     leader.cancel()
     await steps()
-    tower.gate.set()
+    encoder.gate.set()
     assert (await joined).outcome is Outcome.JOINED
-    assert tower.num_encoded == 1
+    assert encoder.num_encoded == 1
     assert items(service, "cancelled") == 1
 
 
 async def test_an_encode_stops_when_nobody_waits(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     service = make(max_batch_cost=1.0)
-    tower.gate.clear()
+    encoder.gate.clear()
     blocking = start(service, EmbeddingKey("ab" * 32))
     await steps()
     calls = [start(service, key), start(service, key)]
@@ -189,28 +189,28 @@ async def test_an_encode_stops_when_nobody_waits(
         call.cancel()
     await steps()
     assert service.load.queued_work == 0
-    tower.gate.set()
+    encoder.gate.set()
     await blocking
-    assert tower.num_encoded == 1
+    assert encoder.num_encoded == 1
 
 
 async def test_a_call_after_the_last_waiter_left_starts_afresh(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     service = make()
-    tower.gate.clear()
+    encoder.gate.clear()
     abandoned = start(service, key)
     await steps()
     abandoned.cancel()
     await asyncio.wait({abandoned})
     call = start(service, key)
     await steps()
-    tower.gate.set()
+    encoder.gate.set()
     assert (await call).outcome is Outcome.MISS
 
 
 async def test_an_upload_that_breaks_hands_over_to_the_next(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     async def damaged() -> AsyncIterator[Chunk]:
         async for chunk in Upload(PAYLOAD):
@@ -223,12 +223,12 @@ async def test_an_upload_that_breaks_hands_over_to_the_next(
     with pytest.raises(InvalidRequest, match="damaged"):
         await bad
     await good
-    assert tower.num_encoded == 1
+    assert encoder.num_encoded == 1
     assert items(service, "failed") == 1
 
 
 async def test_an_uploader_that_leaves_hands_over_to_the_next(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     async def stalled() -> AsyncIterator[Chunk]:
         async for chunk in Upload(PAYLOAD):
@@ -241,11 +241,11 @@ async def test_an_uploader_that_leaves_hands_over_to_the_next(
     await steps()
     slow.cancel()
     await patient
-    assert tower.num_encoded == 1
+    assert encoder.num_encoded == 1
 
 
 async def test_an_upload_that_stalls_hands_over_to_the_next(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     async def frozen() -> AsyncIterator[Chunk]:
         await asyncio.Event().wait()
@@ -257,7 +257,7 @@ async def test_an_upload_that_stalls_hands_over_to_the_next(
     await start(service, key)
     with pytest.raises(DeadlineExceeded, match="no chunk"):
         await slow
-    assert tower.num_encoded == 1
+    assert encoder.num_encoded == 1
 
 
 async def test_an_upload_that_ends_early_is_an_error(make: Make, key: EmbeddingKey) -> None:
@@ -280,10 +280,10 @@ async def test_a_payload_beyond_the_limit_is_refused_before_it_is_read(
 
 
 async def test_a_full_queue_refuses_before_the_upload_and_frees_the_lease(
-    make: Make, tower: CountingTower, store: MemoryStore, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, store: MemoryStore, key: EmbeddingKey
 ) -> None:
     service = make(max_queued_cost=2.0, max_batch_cost=1.0)
-    tower.gate.clear()
+    encoder.gate.clear()
     others = []
     for _ in range(3):
         others.append(start(service, EmbeddingKey(secrets.token_hex(32))))
@@ -293,32 +293,32 @@ async def test_a_full_queue_refuses_before_the_upload_and_frees_the_lease(
         await start(service, key, upload)
     assert upload.num_read == 0
     assert await store.acquire_lease(key, "another replica", 10)
-    tower.gate.set()
+    encoder.gate.set()
     await asyncio.gather(*others)
     assert items(service, "rejected") == 1
 
 
 async def test_a_hit_needs_no_room_in_the_queue(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     service = make(max_queued_cost=1.0, max_batch_cost=1.0)
     await start(service, key)
-    tower.gate.clear()
+    encoder.gate.clear()
     others = []
     for _ in range(2):
         others.append(start(service, EmbeddingKey(secrets.token_hex(32))))
         await steps()
     assert (await start(service, key)).outcome is Outcome.HIT
-    tower.gate.set()
+    encoder.gate.set()
     await asyncio.gather(*others)
 
 
 async def test_a_patient_caller_keeps_the_work_of_a_hasty_one(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     now = 0.0
     service = make(max_batch_cost=1.0, clock=lambda: now)
-    tower.gate.clear()
+    encoder.gate.clear()
     blocking = start(service, EmbeddingKey("ab" * 32))
     await steps()
     hasty = start(service, key, deadline=5.0)
@@ -327,25 +327,25 @@ async def test_a_patient_caller_keeps_the_work_of_a_hasty_one(
     patient = start(service, key, deadline=50.0)
     await steps()
     now = 10.0
-    tower.gate.set()
+    encoder.gate.set()
     await asyncio.gather(blocking, hasty, patient)
     with pytest.raises(DeadlineExceeded):
         await expired
-    assert tower.num_encoded == 2
+    assert encoder.num_encoded == 2
     assert items(service, "expired") == 1
 
 
-async def test_an_error_of_the_tower_reaches_every_waiter_and_no_neighbour(
-    make: Make, tower: CountingTower, store: MemoryStore, key: EmbeddingKey
+async def test_an_error_of_the_encoder_reaches_every_waiter_and_no_neighbour(
+    make: Make, encoder: CountingEncoder, store: MemoryStore, key: EmbeddingKey
 ) -> None:
     service = make()
-    tower.gate.clear()
+    encoder.gate.clear()
     first = start(service, EmbeddingKey("ab" * 32))
     await steps()
     bad = [start(service, key, plan=-1) for _ in range(2)]
     good = start(service, EmbeddingKey("cd" * 32))
     await steps()
-    tower.gate.set()
+    encoder.gate.set()
     await asyncio.gather(first, good)
     for call in bad:
         with pytest.raises(ZeroDivisionError):
@@ -365,7 +365,7 @@ async def test_the_embedding_travels_with_the_answer_when_asked_for(
 
 
 async def test_a_bypass_replaces_the_entry(
-    make: Make, tower: CountingTower, store: MemoryStore, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, store: MemoryStore, key: EmbeddingKey
 ) -> None:
     service = make()
     first = await start(service, key)
@@ -374,7 +374,7 @@ async def test_a_bypass_replaces_the_entry(
     assert [wish.outcome, repair.outcome] == [Outcome.BYPASS, Outcome.REPAIRED]
     assert len({each.manifest_digest for each in (first, wish, repair)}) == 3
     assert await store.peek(key) == repair.manifest
-    assert tower.num_encoded == 3
+    assert encoder.num_encoded == 3
 
 
 async def test_embeddings_cheaper_to_encode_than_to_move_are_not_stored(
@@ -399,13 +399,13 @@ class Forgetful(MemoryStore):
 
 
 async def test_an_entry_that_is_gone_before_it_is_read_is_encoded_again(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     service = make(Forgetful())
     await start(service, key)
     again = await start(service, key, inline=True)
     assert (again.outcome, again.tensor) == (Outcome.REPAIRED, EMBEDDING)
-    assert tower.num_encoded == 2
+    assert encoder.num_encoded == 2
 
 
 class Torn(MemoryStore):
@@ -427,15 +427,15 @@ class Full(MemoryStore):
 
 
 async def test_a_store_that_takes_nothing_makes_answers_inline(
-    make: Make, tower: CountingTower, key: EmbeddingKey
+    make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
     service = make(Full())
-    tower.gate.clear()
+    encoder.gate.clear()
     calls = [start(service, key) for _ in range(3)]
     await steps()
-    tower.gate.set()
+    encoder.gate.set()
     assert [(await call).tensor for call in calls] == 3 * [EMBEDDING]
-    assert tower.num_encoded == 1
+    assert encoder.num_encoded == 1
 
 
 class Rival(MemoryStore):
@@ -460,7 +460,7 @@ async def test_the_answer_names_the_entry_that_stands(make: Make, key: Embedding
 async def test_closing_refuses_new_work_and_answers_hits(make: Make, key: EmbeddingKey) -> None:
     service = make()
     await start(service, key)
-    await service.close()
+    await service.aclose()
     assert (await start(service, key)).outcome is Outcome.HIT
     with pytest.raises(Unavailable):
         await start(service, EmbeddingKey("ab" * 32))

@@ -17,7 +17,7 @@ from mimo.store.memory_store import MemoryStore
 from mimo.store.redis_store import RedisLimits, RedisStore
 from tests.support.encoding import (
     FINGERPRINT,
-    CountingTower,
+    CountingEncoder,
     Upload,
     embedding_of,
     payload_of,
@@ -28,17 +28,17 @@ from tests.support.redis import ValkeyProcess
 PAYLOAD = payload_of(7)
 EMBEDDING = embedding_of(PAYLOAD)
 PATIENT = RedisLimits(timeout_s=30.0)
-Make = Callable[[EmbeddingStore, CountingTower], EncodeService[int]]
+Make = Callable[[EmbeddingStore, CountingEncoder], EncodeService[int]]
 
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
     made: list[EncodeService[int]] = []
 
-    def make(store: EmbeddingStore, tower: CountingTower) -> EncodeService[int]:
+    def make(store: EmbeddingStore, encoder: CountingEncoder) -> EncodeService[int]:
         service = EncodeService(
             store,
-            tower,
+            encoder,
             Metrics("vision"),
             encoder_fingerprint=FINGERPRINT,
             max_batch_cost=8.0,
@@ -51,7 +51,7 @@ async def make() -> AsyncIterator[Make]:
 
     yield make
     for service in made:
-        await service.close()
+        await service.aclose()
 
 
 @pytest.fixture
@@ -79,12 +79,12 @@ async def steps(count: int) -> None:
 async def test_sixty_four_callers_at_each_of_two_replicas_cause_one_encode(
     make: Make, redis_stores: list[RedisStore]
 ) -> None:
-    tower = CountingTower(device_s=0.02)
-    services = [make(store, tower) for store in redis_stores]
+    encoder = CountingEncoder(device_s=0.02)
+    services = [make(store, encoder) for store in redis_stores]
     key = new_key()
     calls = [call(service, key) for _ in range(64) for service in services]
     answers = await asyncio.gather(*calls)
-    assert tower.num_encoded == 1
+    assert encoder.num_encoded == 1
     assert len({answer.manifest_digest for answer in answers}) == 1
     outcomes = [answer.outcome for answer in answers]
     assert (outcomes.count(Outcome.MISS), outcomes.count(Outcome.JOINED)) == (1, 127)
@@ -98,11 +98,11 @@ async def test_cancelling_the_leading_replicas_callers_at_any_point_harms_nobody
     rng = random.Random(2024)
     memory = MemoryStore()
     stores = [memory, memory] if kind == "memory" else redis_stores
-    towers = [CountingTower(), CountingTower()]
-    leading, following = (make(*each) for each in zip(stores, towers, strict=True))
+    encoders = [CountingEncoder(), CountingEncoder()]
+    leading, following = (make(*each) for each in zip(stores, encoders, strict=True))
     for _ in range(200):
         key = new_key()
-        encoded_before = sum(tower.num_encoded for tower in towers)
+        encoded_before = sum(encoder.num_encoded for encoder in encoders)
         doomed = [call(leading, key) for _ in range(rng.randint(1, 3))]
         await steps(rng.randrange(1 + rng.randrange(40)))
         kept = [call(following, key) for _ in range(2)]
@@ -113,7 +113,7 @@ async def test_cancelling_the_leading_replicas_callers_at_any_point_harms_nobody
             task.cancel()
         answers = await asyncio.gather(*kept)
         await asyncio.wait(doomed)
-        assert sum(tower.num_encoded for tower in towers) - encoded_before <= 2
+        assert sum(encoder.num_encoded for encoder in encoders) - encoded_before <= 2
         lookup = await stores[1].get(key)
         assert lookup.tensor == EMBEDDING
         assert {answer.manifest for answer in answers} == {lookup.manifest}
@@ -143,13 +143,13 @@ async def test_killing_the_leader_at_any_point_harms_nobody(make: Make) -> None:
     rng = random.Random(2025)
     now = 0.0
     store = MemoryStore(clock=lambda: now)
-    survivor_tower = CountingTower()
-    survivor = make(store, survivor_tower)
+    survivor_encoder = CountingEncoder()
+    survivor = make(store, survivor_encoder)
     for _ in range(200):
         key = new_key()
-        encoded_before = survivor_tower.num_encoded
-        doomed_store, doomed_tower = Mortal(store), CountingTower()
-        doomed = make(doomed_store, doomed_tower)  # type: ignore[arg-type]
+        encoded_before = survivor_encoder.num_encoded
+        doomed_store, doomed_encoder = Mortal(store), CountingEncoder()
+        doomed = make(doomed_store, doomed_encoder)  # type: ignore[arg-type]
         lost = [call(doomed, key) for _ in range(2)]
         await steps(rng.randrange(1 + rng.randrange(20)))
         kept = [call(survivor, key) for _ in range(2)]
@@ -158,19 +158,19 @@ async def test_killing_the_leader_at_any_point_harms_nobody(make: Make) -> None:
         await steps(rng.randrange(3))
         now += 10.0  # its lease, if it had one, ends
         answers = await asyncio.gather(*kept)
-        assert doomed_tower.num_encoded + survivor_tower.num_encoded - encoded_before <= 2
+        assert doomed_encoder.num_encoded + survivor_encoder.num_encoded - encoded_before <= 2
         lookup = await store.get(key)
         assert lookup.tensor == EMBEDDING
         assert {answer.manifest for answer in answers} == {lookup.manifest}
         for task in lost:
             task.cancel()
-        await doomed.close()
+        await doomed.aclose()
 
 
 async def test_a_store_that_cannot_be_reached_fails_nobody(make: Make) -> None:
     store = RedisStore.from_url("unix:///nonexistent/socket", Metrics("vision"))
-    tower = CountingTower()
-    service = make(store, tower)
+    encoder = CountingEncoder()
+    service = make(store, encoder)
     answers = [await call(service, new_key()) for _ in range(10)]
     answers += await asyncio.gather(*(call(service, new_key()) for _ in range(20)))
     answers += [await call(service, new_key(), bypass=True, inline=True)]
@@ -185,8 +185,8 @@ async def test_a_store_that_comes_and_goes_fails_nobody(
     now = 0.0
     client: Any = Redis.from_url(redis_server.url, protocol=2)
     store = RedisStore(client, Metrics("vision"), limits=PATIENT, clock=lambda: now)
-    tower = CountingTower()
-    service = make(store, tower)
+    encoder = CountingEncoder()
+    service = make(store, encoder)
     key = new_key()
 
     assert (await call(service, key)).outcome is Outcome.MISS
@@ -201,7 +201,7 @@ async def test_a_store_that_comes_and_goes_fails_nobody(
     back = await call(service, key)
     assert (back.outcome, back.tensor) == (Outcome.MISS, None)
     assert (await call(service, key)).outcome is Outcome.HIT
-    assert tower.num_encoded == 3
+    assert encoder.num_encoded == 3
     await store.aclose()
 
 
@@ -210,7 +210,7 @@ async def test_a_store_that_dies_under_load_fails_nobody(
 ) -> None:
     """Callers in every stage of the flow when the server goes away."""
     store = RedisStore.from_url(redis_server.url, Metrics("vision"), limits=PATIENT)
-    service = make(store, CountingTower(device_s=0.001))
+    service = make(store, CountingEncoder(device_s=0.001))
     calls = []
     for number in range(60):
         calls.append(call(service, new_key()))

@@ -13,7 +13,7 @@ from mimo.metrics import Metrics
 from mimo.store import EmbeddingKey, LookupStatus, Manifest, Outcome
 from mimo.store.redis_store import RedisLimits, RedisStore
 from mimo.tensor import RawTensor
-from tests.support.encoding import FINGERPRINT, CountingTower, Upload, payload_of, request_of
+from tests.support.encoding import FINGERPRINT, CountingEncoder, Upload, payload_of, request_of
 from tests.support.redis import ValkeyProcess, free_port
 
 NUM_SLOTS = 16384
@@ -106,11 +106,11 @@ async def test_a_release_is_heard_on_another_node(stores: list[RedisStore]) -> N
 
 
 async def test_callers_at_two_replicas_cause_one_encode(stores: list[RedisStore]) -> None:
-    tower = CountingTower(device_s=0.02)
+    encoder = CountingEncoder(device_s=0.02)
     services = [
         EncodeService(
             store,
-            tower,
+            encoder,
             Metrics("vision"),
             encoder_fingerprint=FINGERPRINT,
             max_batch_cost=8.0,
@@ -127,10 +127,10 @@ async def test_callers_at_two_replicas_cause_one_encode(stores: list[RedisStore]
             for _ in range(16)
         )
     )
-    assert tower.num_encoded == 1
+    assert encoder.num_encoded == 1
     assert [answer.outcome for answer in answers].count(Outcome.MISS) == 1
     for service in services:
-        await service.close()
+        await service.aclose()
 
 
 async def test_a_cluster_that_cannot_be_reached_is_an_empty_store() -> None:

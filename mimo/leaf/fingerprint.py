@@ -1,4 +1,4 @@
-"""What identifies an encoder: everything but the input that can change a bit of its output."""
+"""What identifies a model: everything but the input that can change a bit of its output."""
 
 import hashlib
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from mimo.store.keys import canonical_json
 NUMERICS_VERSION = 1
 
 
-def encoder_fingerprint(
+def model_fingerprint(
     *,
     weights: str,
     config: Mapping[str, object],
@@ -17,8 +17,8 @@ def encoder_fingerprint(
     dtype: str,
     device_type: str,
 ) -> str:
-    """Hex SHA-256 of an encoder. ``weights`` is the fingerprint of its tensors, ``config`` its part
-    of the checkpoint's configuration."""
+    """Hex SHA-256 of a loaded model. ``weights`` is the fingerprint of its tensors, ``config`` its
+    part of the checkpoint's configuration."""
     facts = {
         "weights": weights,
         "config": config,

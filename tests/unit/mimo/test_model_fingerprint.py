@@ -1,10 +1,10 @@
-"""Everything that can change a bit of an embedding changes the encoder's fingerprint."""
+"""Everything that can change a bit of the output changes a model's fingerprint."""
 
 from typing import Any
 
 import pytest
 
-from mimo.encoder.fingerprint import encoder_fingerprint
+from mimo.leaf.fingerprint import model_fingerprint
 
 FACTS: dict[str, Any] = {
     "weights": "ab" * 32,
@@ -15,10 +15,10 @@ FACTS: dict[str, Any] = {
 }
 
 
-def test_equal_encoders_agree_whatever_the_order_of_their_fields() -> None:
+def test_equal_models_agree_whatever_the_order_of_their_fields() -> None:
     turned = FACTS | {"config": {"types": [0, 1], "depth": 6}}
-    assert encoder_fingerprint(**FACTS) == encoder_fingerprint(**turned)
-    assert len(encoder_fingerprint(**FACTS)) == 64
+    assert model_fingerprint(**FACTS) == model_fingerprint(**turned)
+    assert len(model_fingerprint(**FACTS)) == 64
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def test_equal_encoders_agree_whatever_the_order_of_their_fields() -> None:
         {"device_type": "cuda"},
     ],
 )
-def test_other_encoder_has_another_fingerprint(change: dict[str, Any]) -> None:
-    assert encoder_fingerprint(**FACTS | change) != encoder_fingerprint(**FACTS)
+def test_other_model_has_another_fingerprint(change: dict[str, Any]) -> None:
+    assert model_fingerprint(**FACTS | change) != model_fingerprint(**FACTS)
