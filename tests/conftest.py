@@ -2,10 +2,28 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tests.support.redis import ValkeyProcess
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A worker gets whole files, so that module fixtures are made once, and one worker gets all
+    end-to-end tests, so that there is one stack.
+
+    Groups by mark would say this too, but pytest-xdist 3.8 loses them under pytest 9.2 without a
+    word (pytest-xdist issue 1386).
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "stack" if nodeid.startswith("tests/e2e/") else nodeid.partition("::")[0]
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import typer
 
-from mimo.cli import chat, demo, up
+from mimo.cli import chat, demo, store, up
 
 app = typer.Typer(
     name="mimo",
@@ -14,6 +14,7 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
+app.add_typer(store.app, name="store")
 
 
 def main() -> None:

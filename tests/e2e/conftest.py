@@ -1,18 +1,10 @@
-"""The whole system as real processes, once per test session."""
+"""The whole system as real processes, once per test session and worker."""
 
 from collections.abc import Iterator
 
 import pytest
 
 from tests.support.live import Grpc, Rest, Stack, start_stack
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One worker runs all of these, so that there is one stack (`--dist loadgroup`)."""
-    for item in items:
-        if "/e2e/" in item.path.as_posix():
-            item.add_marker(pytest.mark.xdist_group("stack"))
 
 
 @pytest.fixture(scope="session")
