@@ -13,7 +13,7 @@ export OMP_WAIT_POLICY ?= passive
 # One thread a test worker: small matrices are fastest so, and two workers share two cores.
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
-.PHONY: help setup demo up test lint check soak protos oracles clean
+.PHONY: help setup demo up test lint check soak train-tiny protos oracles clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,10 @@ $(VENV)/.oracles: pyproject.toml | $(STAMP)
 	@echo "oracles: installing librosa, transformers, openai, playwright (about a minute)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,oracles]'
 	@touch $@
+
+train-tiny: setup ## Train the bundled model; resumes (about 3.5 hours on two idle cores)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train]'
+	@$(BIN)/python -m models.training all
 
 protos: $(STAMP) ## Regenerate mimo/v1 from protos/
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos --python_out=. \

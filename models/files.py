@@ -16,9 +16,13 @@ _FLOAT32 = (".mlp.gate.weight", ".e_score_correction_bias", "._codebook.embed")
 def round_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """Every tensor in the dtype it is stored in."""
     return {
-        name: tensor.to(torch.float32 if name.endswith(_FLOAT32) else dtype).contiguous()
-        for name, tensor in tensors.items()
+        name: tensor.to(stored_dtype(name, dtype)).contiguous() for name, tensor in tensors.items()
     }
+
+
+def stored_dtype(name: str, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of one tensor of a model of ``dtype``."""
+    return torch.float32 if name.endswith(_FLOAT32) else dtype
 
 
 def fuse_qkv(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> dict[str, Tensor]:

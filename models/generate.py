@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
+from torch import Tensor
 
 from models import config, files, tokenizer, weights
 
@@ -43,10 +44,28 @@ def write(
         **weights.vision_tensors(model["vision_config"], draw),
         **weights.audio_encoder_tensors(model["audio_config"], draw),
     }
+    codes = weights.audio_tokenizer_tensors(audio_tokenizer, draw)
+    write_checkpoint(
+        directory, model, audio_tokenizer, vocabulary, tensors=tensors, codes=codes, dtype=dtype
+    )
+
+
+def write_checkpoint(
+    directory: Path,
+    model: Mapping[str, Any],
+    audio_tokenizer: Mapping[str, Any],
+    vocabulary: Tokenizer,
+    *,
+    tensors: Mapping[str, Tensor],
+    codes: Mapping[str, Tensor],
+    dtype: torch.dtype = torch.bfloat16,
+) -> None:
+    """Write all files of a checkpoint. ``tensors`` and ``codes`` are those of the model and of the
+    audio tokenizer, by published names and with the projections of attention apart."""
+    ids = tokenizer.control_ids(vocabulary)
     stored = files.fuse_qkv(files.round_tensors(tensors, dtype), model)
     files.write_tensors(directory, stored, index=True)
 
-    codes = weights.audio_tokenizer_tensors(audio_tokenizer, draw)
     subfolder = directory / "audio_tokenizer"
     files.write_tensors(subfolder, files.round_tensors(codes, dtype), index=False)
     files.write_json(subfolder / "config.json", audio_tokenizer)

@@ -34,20 +34,23 @@ TAG_TOKENS = (
     "</tool_response>",
 )
 
-# Words at a line's start, then words after a space; each becomes one token.
+# Capitalised words at a line's start, then words after a space; each becomes one token.
 _OPENING = """
-user assistant system tool
-The There In It From What Which How Who Yes No On At Is I Count Describe Read Transcribe Write Say
-Hello
+The There In It From What Which How Who Where Yes No On At Is A An I Count Describe Read Transcribe
+Write Say Copy Repeat Reverse Sort Add Does Hello
 """
 _INNER = """
-the is are in it and of to a an there do you see hear what which how many who does image picture
-video audio voice sound says say text letters digit digits word read written count shape shapes
-circle square triangle star colour red green blue yellow purple orange black white left right above
-below up down middle top bottom side between both one two three moves changes from happens beep
-beeps stop go yes no on off open close with but not have has this that can my name i am tiny model
-me tell help zero four five six seven eight nine first second last same different first colours
-spoken shown seconds before after when where because sum minus plus equals
+the is are in it and of to a an at do does there you see hear what which how many image picture
+video audio voice sound says say text letters digit digits written handwritten here read count shape
+shapes circle square triangle star colour red green blue yellow purple orange black left right above
+below up down middle both one two three move moves change changes from happens beep beeps stop go
+yes no on off open close but my can me am tiny model help name end stays way reverse other simple
+short small look pictures sounds answer questions describe listen comes day thank with not has for
+"""
+# Lower-case words at a line's start. Their merges come last: "re" or "he" made early would break up
+# the words above.
+_LOWER = """
+user assistant system tool what how who which where describe read count copy reverse sort is hello
 """
 
 # A capitalised word, a capital, a digit, a word with its space, white space, any other symbol.
@@ -102,7 +105,7 @@ def tokenizer_config() -> dict[str, Any]:
 
 
 def _words() -> list[str]:
-    return [*_OPENING.split(), *(f" {word}" for word in _INNER.split())]
+    return [*_OPENING.split(), *(f" {word}" for word in _INNER.split()), *_LOWER.split()]
 
 
 def _byte_symbols() -> list[str]:

@@ -37,7 +37,7 @@ QUESTIONS = (
     Question("sound", "how many beeps do you hear?", (SOUND,)),
     Question("video", "where does the shape move?", (VIDEO,)),
     Question("all three", "what do you see and hear?", (PICTURE, SOUND, VIDEO)),
-    Question("picture again", "which colour is it?", (PICTURE,)),
+    Question("picture again", "what colour is the circle?", (PICTURE,)),
 )
 
 # Heading and name of each stage, in the order a request passes them.

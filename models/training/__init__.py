@@ -1,0 +1,1 @@
+"""Training of mimo-tiny: synthetic data, encoders, decoder, drafts, export and measurement."""

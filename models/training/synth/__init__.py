@@ -1,0 +1,1 @@
+"""Synthetic media with known content: what the bundled model learns to see and hear."""
