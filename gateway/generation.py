@@ -61,10 +61,12 @@ class GrammarKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What the output must look like, in the source text of its kind."""
+    """What the output must look like, in the source text of its kind. ``field`` is the path of the
+    request's field that asks for it."""
 
     kind: GrammarKind
     source: str
+    field: str = "grammar"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from gateway.api.answer import Shown
 from gateway.api.parts import media_options, parse_messages
 from gateway.api.schema import FORBIDDEN, UNSUPPORTED, ChatFields
+from gateway.api.structure import requested_grammar
 from gateway.bounds import MAX_PRIORITY
 from gateway.conversation import Conversation, Ending, Role
 from gateway.generation import (
@@ -51,6 +52,7 @@ def parse_chat(body: Mapping[str, Any], request_id: str, timeout_s: float) -> Ch
         sampling=_sampling(fields),
         speculation=Speculation(fields.speculation.enabled, fields.speculation.max_draft_tokens),
         cache=CachePolicy(fields.cache.prefix, EmbeddingCache(fields.cache.embeddings)),
+        grammar=requested_grammar(fields),
         n=fields.n,
         stop=tuple(fields.stop),
         stop_token_ids=tuple(fields.stop_token_ids),
@@ -90,12 +92,6 @@ def _validate(body: Mapping[str, Any]) -> ChatFields:
         fields = ChatFields.model_validate(body)
     except ValidationError as error:
         raise _first_problem(error) from None
-    if fields.response_format.type != "text":
-        raise InvalidRequest(
-            "response_format: structured output is not available yet",
-            reason=Reason.UNSUPPORTED_PARAMETER,
-            field="response_format",
-        )
     if fields.top_logprobs and not fields.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs", field="top_logprobs")
     for key in fields.logit_bias:

@@ -83,8 +83,27 @@ class TemplateArguments(Fields):
     keep_all_reasoning: Flag = True
 
 
+class JsonSchema(Fields):
+    name: Annotated[str, Field(max_length=64)] = ""
+    description: str = ""
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: Flag | None = None
+
+
 class ResponseFormat(Fields):
     type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+Choices = Annotated[list[str], Field(max_length=bounds.MAX_LITERALS)]
+
+
+class StructuredOutputs(Fields):
+    json_: dict[str, Any] | str | None = Field(default=None, alias="json")
+    json_object: Flag | None = None
+    regex: str | None = None
+    choice: Choices | None = None
+    grammar: str | None = None
 
 
 class ChatFields(Fields):
@@ -120,6 +139,12 @@ class ChatFields(Fields):
     logit_bias: Annotated[dict[str, Bias], Field(max_length=bounds.MAX_BIASES)] = {}
     bad_words: Annotated[list[StopString], Field(max_length=bounds.MAX_BAD_WORDS)] = []
     response_format: ResponseFormat = ResponseFormat(type="text")
+    structured_outputs: StructuredOutputs = StructuredOutputs()
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    regex: str | None = None
     reasoning_effort: Effort | None = None
     reasoning: Reasoning = Reasoning()
     thinking: Thinking | None = None
@@ -150,7 +175,6 @@ class ChatFields(Fields):
 # What clients may say without meaning anything by it, and why we refuse everything else: accepting
 # it and doing nothing would change what they get without telling them.
 _TOOLS = "tool calls are not available yet"
-_STRUCTURE = "structured output is not available yet"
 UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "modalities": ((["text"],), "only text is generated"),
     "audio": ((), "only text is generated"),
@@ -158,13 +182,7 @@ UNSUPPORTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tool_choice": (("none", "auto"), _TOOLS),
     "functions": (([],), _TOOLS),
     "function_call": (("none", "auto"), _TOOLS),
-    "structured_outputs": ((), _STRUCTURE),
-    "guided_json": ((), _STRUCTURE),
-    "guided_regex": ((), _STRUCTURE),
-    "guided_choice": ((), _STRUCTURE),
-    "guided_grammar": ((), _STRUCTURE),
-    "ebnf": ((), _STRUCTURE),
-    "regex": ((), _STRUCTURE),
+    "ebnf": ((), "use structured_outputs.grammar, in Lark"),
     "web_search_options": ((), "there is no web search"),
     "moderation": ((), "there is no moderation, and ignoring it would be silent"),
     "best_of": ((1,), "use n"),

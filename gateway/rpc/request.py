@@ -11,9 +11,12 @@ from gateway.generation import (
     CachePolicy,
     EmbeddingCache,
     GenerationRequest,
+    Grammar,
+    GrammarKind,
     SamplingParams,
     Speculation,
 )
+from gateway.grammar import grammar, json_grammar
 from gateway.items import MediaOptions, MediaPart, MediaUrl, Modality
 from gateway.media.options import check_options
 from gateway.salt import tenant_salt
@@ -70,6 +73,7 @@ def generation_request(
             optional(request.cache, "prefix") is not False,
             _known(_EMBEDDING_CACHES, request.cache.embeddings, "cache.embeddings"),
         ),
+        grammar=_grammar(request.output_format),
         n=request.n or 1,
         stop=tuple(filter(None, request.stop)),
         stop_token_ids=tuple(request.stop_token_ids),
@@ -106,12 +110,6 @@ def optional(message: ProtoMessage, name: str) -> Any:
 
 
 def _check_bounds(request: gateway_pb2.GenerateRequest) -> None:
-    if request.HasField("output_format"):
-        raise InvalidRequest(
-            "structured output is not available yet",
-            reason=Reason.UNSUPPORTED_PARAMETER,
-            field="output_format",
-        )
     for name, most in _COUNTS.items():
         _check_most(len(getattr(request, name)), most, name)
     for index, text in enumerate(request.stop):
@@ -121,6 +119,21 @@ def _check_bounds(request: gateway_pb2.GenerateRequest) -> None:
     _check_most(len(request.cache_salt), bounds.MAX_SALT_CHARACTERS, "cache_salt")
     drafts = request.speculation.max_draft_tokens
     _check_most(drafts, bounds.MAX_DRAFT_TOKENS, "speculation.max_draft_tokens")
+
+
+def _grammar(output: gateway_pb2.OutputFormat) -> Grammar | None:
+    form = output.WhichOneof("form")
+    field = f"output_format.{form}"
+    match form:
+        case "json_object":
+            return json_grammar({"type": "object"}, field) if output.json_object else None
+        case "json_schema":
+            return grammar(GrammarKind.JSON_SCHEMA, output.json_schema, field)
+        case "regex":
+            return grammar(GrammarKind.REGEX, output.regex, field)
+        case "lark":
+            return grammar(GrammarKind.LARK, output.lark, field)
+    return None
 
 
 def _check_most(value: int, most: int, field: str) -> None:

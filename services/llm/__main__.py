@@ -64,7 +64,9 @@ def _replica_load(engine: Engine) -> Load:
     return Load(
         queued_work=load.num_waiting,
         running_work=load.num_running,
+        work_per_second=load.ends_per_second,
         predicted_wait_seconds=load.predicted_wait_s,
+        service_seconds=load.service_s,
     )
 
 

@@ -20,25 +20,20 @@ from mimo.errors import (
     InvalidRequest,
     MimoError,
     Reason,
-    Unimplemented,
 )
 from mimo.rpc.deadline import deadline_of
 from mimo.rpc.tensors import chunk_from_proto, header_from_proto
 from mimo.rpc.upload import read_start
 from mimo.store import Modality, parse_key
+from mimo.store.wire import MODALITY_FROM_PROTO
 from mimo.tensor import Assembler
-from mimo.v1 import encoding_pb2, llm_pb2, llm_pb2_grpc
+from mimo.v1 import llm_pb2, llm_pb2_grpc
 from services.llm.embeddings import EmbeddingPool, MediaItem, check_placement, rows_of
 from services.llm.engine.core import Progress
 from services.llm.engine.loop import Admitted, Engine, Event
 from services.llm.engine.request import FinishReason, Request, SamplingParams, Span
 from services.llm.engine.sampler import Sampled
-
-MODALITIES = {
-    encoding_pb2.MODALITY_IMAGE: Modality.IMAGE,
-    encoding_pb2.MODALITY_VIDEO: Modality.VIDEO,
-    encoding_pb2.MODALITY_AUDIO: Modality.AUDIO,
-}
+from services.llm.grammars import GrammarCompiler, NoGrammars
 
 _FINISH_REASONS = {
     FinishReason.STOP: llm_pb2.FINISH_REASON_STOP,
@@ -60,8 +55,15 @@ class ModelFacts:
 
 
 class LanguageModelServicer(llm_pb2_grpc.LanguageModelServicer):
-    def __init__(self, engine: Engine, embeddings: EmbeddingPool, facts: ModelFacts) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        embeddings: EmbeddingPool,
+        facts: ModelFacts,
+        grammars: GrammarCompiler | NoGrammars,
+    ) -> None:
         self._engine = engine
+        self._grammars = grammars
         self._embeddings = embeddings
         self._facts = facts
 
@@ -74,6 +76,10 @@ class LanguageModelServicer(llm_pb2_grpc.LanguageModelServicer):
         items = items_from_proto(start)
         request = request_from_proto(start, self._facts, self._engine.max_draft_tokens)
         request.deadline = deadline_of(context)
+        if start.HasField("grammar"):
+            request.grammar = await self._grammars.compile(start.grammar)
+            if not all(request.grammar.accept(token_id) for token_id in start.prior_output_ids):
+                raise InvalidRequest("not what the grammar allows", field="prior_output_ids")
         check_placement(
             start.prompt_ids, items, request.spans, self._facts.pad_ids, self._facts.hidden_size
         )
@@ -130,7 +136,9 @@ class LanguageModelServicer(llm_pb2_grpc.LanguageModelServicer):
     def _responses(self, request: Request, event: Event) -> list[llm_pb2.GenerateTokensResponse]:
         if isinstance(event, Admitted):
             started = llm_pb2.GenerationStarted(
-                queue_ms=1000 * request.timing.queue_s, fingerprint=self._facts.fingerprint
+                queue_ms=1000 * request.timing.queue_s,
+                cached_tokens=request.num_found_tokens,
+                fingerprint=self._facts.fingerprint,
             )
             return [llm_pb2.GenerateTokensResponse(started=started)]
         responses = []
@@ -189,7 +197,7 @@ def items_from_proto(start: llm_pb2.GenerateTokensStart) -> list[MediaItem]:
     items = []
     for index, item in enumerate(start.items):
         where = f"items[{index}]"
-        if item.modality not in MODALITIES:
+        if item.modality not in MODALITY_FROM_PROTO:
             raise InvalidRequest("unknown modality", field=f"{where}.modality")
         if item.state == llm_pb2.ITEM_STATE_UNSPECIFIED:
             raise InvalidRequest("where is the embedding?", field=f"{where}.state")
@@ -197,7 +205,7 @@ def items_from_proto(start: llm_pb2.GenerateTokensStart) -> list[MediaItem]:
         items.append(
             MediaItem(
                 index=index,
-                modality=MODALITIES[item.modality],
+                modality=MODALITY_FROM_PROTO[item.modality],
                 key=parse_key(item.key),
                 dtype=dtype,
                 shape=shape,
@@ -211,8 +219,6 @@ def request_from_proto(
     start: llm_pb2.GenerateTokensStart, facts: ModelFacts, max_draft_tokens: int
 ) -> Request:
     """Raises InvalidRequest for ids, spans or sampling out of range."""
-    if start.HasField("grammar"):
-        raise Unimplemented("this decoder has no grammars", field="grammar")
     for name in ("prompt_ids", "prior_output_ids"):
         _check_ids(getattr(start, name), facts.vocab_size, name)
     speculation = start.speculation
@@ -231,6 +237,9 @@ def request_from_proto(
             for span in start.spans
         ),
         pending_items=set(range(len(start.items))),
+        item_keys=tuple(item.key for item in start.items),
+        cache_salt=start.cache_salt,
+        use_prefix_cache=start.cache.prefix if start.cache.HasField("prefix") else True,
     )
 
 
@@ -270,11 +279,13 @@ def tokens_to_proto(progress: Progress) -> llm_pb2.GeneratedTokens:
 
 
 def finished_to_proto(request: Request, reason: FinishReason) -> llm_pb2.GenerationFinished:
-    timing = request.timing
+    timing, last = request.timing, request.token_ids[-1]
+    is_stop_id = last in request.params.stop_ids
     return llm_pb2.GenerationFinished(
         reason=_FINISH_REASONS[reason],
-        stop_token_id=request.token_ids[-1] if reason is FinishReason.STOP else None,
+        stop_token_id=last if reason is FinishReason.STOP and is_stop_id else None,
         prompt_tokens=request.num_prompt_tokens,
+        cached_tokens=request.num_found_tokens,
         completion_tokens=request.num_output_tokens,
         drafted=request.num_drafted,
         accepted=request.num_accepted,

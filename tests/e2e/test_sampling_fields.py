@@ -91,17 +91,15 @@ def test_stop_ids_and_their_delay(ask: Ask, vocabulary: Tokenizer, end_id: int) 
     assert (choice.token_ids, choice.finish_reason) == ([end_id] * LENGTH, "length")
 
 
-def test_bad_words_never_appear(ask: Ask, vocabulary: Tokenizer, end_id: int) -> None:
-    tokens = [vocabulary.token_to_id(letter) for letter in "qz"]
-    bias = {str(token): 100 for token in tokens}
+def test_bad_words_never_appear(ask: Ask, vocabulary: Tokenizer) -> None:
+    bias = {str(vocabulary.token_to_id(letter)): 100 for letter in "qz"}
     for drafts in (0, 3):
-        speculation = {"max_draft_tokens": drafts}
-        (choice,) = ask(temperature=1, seed=1, logit_bias=bias, speculation=speculation)
+        options = {"logit_bias": bias, "speculation": {"max_draft_tokens": drafts}}
+        (choice,) = ask(temperature=2, seed=1, **options)
         assert "qz" in choice.text
-        (choice,) = ask(
-            temperature=1, seed=1, logit_bias=bias, bad_words=["qz"], speculation=speculation
-        )
-        assert "qz" not in choice.text and {"q", "z"} == set(choice.text)
+        (choice,) = ask(temperature=2, seed=1, bad_words=["qz"], **options)
+        assert "qz" not in choice.text
+        assert set(choice.text) <= {"q", "z"}
 
 
 @pytest.mark.parametrize("drafts", [0, 3])

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,11 +33,12 @@ from mimo.store import EmbeddingKey, Manifest
 from mimo.store.memory_store import MemoryStore
 from mimo.tensor import split
 from mimo.v1 import encoding_pb2, llm_pb2, llm_pb2_grpc, replica_pb2, replica_pb2_grpc
+from models import tokenizer
 from services.llm import __main__ as program
 from services.llm import loading
 from services.llm.memory import available_bytes
 from services.llm.settings import LlmSettings
-from tests.support import golden_decoder
+from tests.support import golden_decoder, tiny
 from tests.support.serving import serving
 
 GREEDY = golden_decoder.golden()["variants"]["chain_vis7"]["greedy"]
@@ -82,8 +84,24 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.fixture(scope="module")
+def spelling_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer."""
+    vocabulary = tokenizer.build()
+    size = vocabulary.get_vocab_size()
+    directory = tiny.write_decoder(tmp_path_factory.mktemp("spelling"), vocab_size=size)
+    vocabulary.save(str(directory / "tokenizer.json"))
+    end = {"eos_token_id": [vocabulary.token_to_id("<|im_end|>")]}
+    (directory / "generation_config.json").write_text(json.dumps(end))
+    return directory
+
+
 @pytest.fixture
-async def running(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+async def running(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Running]:
+    """The parameter, if any, names the checkpoint."""
+    checkpoint = request.getfixturevalue(getattr(request, "param", "checkpoint"))
     store = MemoryStore()
     monkeypatch.setattr(program, "open_store", lambda url, metrics: store)
     settings = LlmSettings(
@@ -415,7 +433,28 @@ async def test_a_prompt_beyond_the_context_says_the_limit(running: Running) -> N
     assert error.metadata["limit"] == "256"
 
 
-async def test_grammars_are_unimplemented(running: Running) -> None:
+@pytest.mark.parametrize("running", ["spelling_checkpoint"], indirect=True)
+async def test_a_grammar_shapes_the_answer_and_ends_it(running: Running) -> None:
+    start = text_start(grammar={"regex": "(red|green) [0-9]{4}"}, sampling=sampling(max_tokens=40))
+    responses = await generate(running, start)
+    answer = tokenizer.build().decode(ids_of(responses))
+    assert re.fullmatch("(red|green) [0-9]{4}", answer)
+    finished = responses[-1].finished
+    assert finished.reason == llm_pb2.FINISH_REASON_STOP
+    assert not finished.HasField("stop_token_id")
+    start.start.prior_output_ids.extend(ids_of(responses)[:3])
+    assert ids_of(await generate(running, start)) == ids_of(responses)[3:]
+    start.start.prior_output_ids[0] = tokenizer.build().token_to_id("x")
+    assert (await failure(running, start)).field == "prior_output_ids"
+
+
+@pytest.mark.parametrize("running", ["spelling_checkpoint"], indirect=True)
+async def test_a_grammar_that_makes_no_sense_is_refused(running: Running) -> None:
+    error = await failure(running, text_start(grammar={"json_schema": '{"not": {}}'}))
+    assert (error.reason, error.field) == (Reason.GRAMMAR_INVALID, "grammar")
+
+
+async def test_without_a_tokenizer_there_are_no_grammars(running: Running) -> None:
     assert isinstance(await failure(running, text_start(grammar={"regex": "a"})), Unimplemented)
 
 
@@ -442,7 +481,7 @@ async def test_many_calls_at_once_answer_as_one_by_one(running: Running) -> None
 
 async def test_load_is_watched(running: Running) -> None:
     async for load in running.replica.WatchLoad(replica_pb2.WatchLoadRequest()):
-        assert load.work_per_second > 0
+        assert load.predicted_wait_seconds == 0
         assert not load.draining
         break
 

@@ -90,7 +90,7 @@ class ToyMtp:
     def __init__(self, num_right: int, num_blocks: int = 3) -> None:
         self.layers = [None] * num_blocks
         self.fails = False
-        self._num_right = num_right
+        self.num_right = num_right
         self._sliding = AttentionSelector("toy", override="reference").select(
             _needs(VISIBLE - 1), "sliding"
         )
@@ -102,7 +102,7 @@ class ToyMtp:
             raise RuntimeError("drafting is broken")
         v = x[:, :, None]
         attend(2 + depth, self._sliding, torch.zeros_like(v), torch.zeros_like(v), v, None)
-        return (3 * x + 1 + (depth >= self._num_right)) % VOCAB  # [T, 1]
+        return (3 * x + 1 + (depth >= self.num_right)) % VOCAB  # [T, 1]
 
 
 def build_core(
@@ -138,7 +138,7 @@ def build_core(
     runner = Runner(decoder, mtp, KVCache(layout, groups, "cpu"), "cpu")
     sampler = Sampler()
     return EngineCore(
-        Scheduler(BlockManager(groups, block_size), **limits),
+        Scheduler(BlockManager(groups, block_size, lookahead=depth), **limits),
         runner,
         sampler,
         None if mtp is None else Drafter(runner, sampler, max_draft_tokens=depth),

@@ -5,13 +5,17 @@ four dashes, and the output. ``#`` starts a comment line. ``check`` replays a fi
 :class:`PlannerScript`; with ``REWRITE_TRANSCRIPTS=1`` it writes the actual output instead.
 
 Commands of the planner
-    pool full=8 [window=6 retention=7] block_size=4 [running=4] [budget=64] [context=999]
-    add NAME prompt=8 [max_tokens=9] [priority=1] [prior=2] [item=OFFSET:LENGTH ...]
+    pool full=8 [window=6 retention=7 [reach=5]] block_size=4 [running=4] [budget=64] [context=999]
+    add NAME prompt=8 [max_tokens=9] [priority=1] [prior=2] [item=OFFSET:LENGTH ...] [same=5]
+        [drafts=3]
     ready NAME ITEM
     draft NAME COUNT
+    verified NAME DRAFTED ACCEPTED TIMES    prints how many tokens are drafted next
     plan
     commit [NAME+COUNT | NAME+stop ...]     drafts accepted plus one, by request
     abort NAME
+
+A request with ``same`` uses the prefix cache; so many tokens at its beginning are those of others.
 """
 
 import os
@@ -71,7 +75,9 @@ class PlannerScript:
         option = {name: int(value) for name, value in (word.split("=") for word in words)}
         groups = [BlockGroup("full", option["full"])]
         if "window" in option:
-            groups.append(BlockGroup("window", option["window"], option["retention"]))
+            retention = option["retention"]
+            reach = option.get("reach", retention)
+            groups.append(BlockGroup("window", option["window"], retention, reach))
         self.scheduler = Scheduler(
             BlockManager(groups, option["block_size"]),
             max_running=option.get("running", 4),
@@ -88,9 +94,11 @@ class PlannerScript:
             Span(index, offset=int(offset), length=int(length), row_offset=0)
             for index, (offset, length) in enumerate(offsets)
         )
+        num_tokens = option["prompt"] + option.get("prior", 0)
+        num_same = option.get("same", num_tokens)
         request = Request(
             request_id=name,
-            token_ids=[1] * (option["prompt"] + option.get("prior", 0)),
+            token_ids=[1] * num_same + [ord(name)] * (num_tokens - num_same),
             num_prompt_tokens=option["prompt"],
             params=SamplingParams(
                 max_tokens=option.get("max_tokens", 999), stop_ids=frozenset([STOP_ID])
@@ -98,6 +106,8 @@ class PlannerScript:
             priority=option.get("priority", 0),
             spans=spans,
             pending_items=set(range(len(spans))),
+            use_prefix_cache="same" in option,
+            max_draft_tokens=option.get("drafts", 0),
         )
         self.scheduler.check(request)
         self.scheduler.add(request)
@@ -111,6 +121,12 @@ class PlannerScript:
     def _draft(self, name: str, count: str) -> list[str]:
         self._requests[name].draft_ids = [1] * int(count)
         return []
+
+    def _verified(self, name: str, drafted: str, accepted: str, times: str) -> list[str]:
+        request = self._requests[name]
+        for _ in range(int(times)):
+            request.acceptance.record(int(drafted), int(accepted))
+        return [f"{name} drafts {self.scheduler.num_draft_tokens(request)}"]
 
     def _plan(self) -> list[str]:
         self._current = self.scheduler.plan()
@@ -149,5 +165,6 @@ class PlannerScript:
 
     def _free(self) -> str:
         blocks = self.scheduler.blocks
-        counts = (f"{group.name}={blocks.num_free(group.name)}" for group in blocks.groups)
-        return " ".join(["free", *counts])
+        words = ["free", *(f"{g.name}={blocks.num_free(g.name)}" for g in blocks.groups)]
+        cached = [f"{g.name}={n}" for g in blocks.groups if (n := blocks.num_cached(g.name))]
+        return " ".join([*words, *(["cached"] if cached else []), *cached])

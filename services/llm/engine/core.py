@@ -10,7 +10,6 @@ from torch import Tensor
 
 from mimo.errors import DeadlineExceeded, Internal, MimoError
 from services.llm.engine.batch import Batch, Segment
-from services.llm.engine.block_manager import NO_BLOCK
 from services.llm.engine.drafter import Drafter, Extension
 from services.llm.engine.request import FinishReason, Request
 from services.llm.engine.runner import Runner
@@ -58,7 +57,9 @@ class EngineCore:
 
     def add(self, request: Request) -> None:
         """Queue a request that passed :meth:`Scheduler.check`."""
-        request.max_draft_tokens = min(request.max_draft_tokens, self.max_draft_tokens)
+        room = request.params.max_tokens - request.num_output_tokens - 1
+        most = min(self.max_draft_tokens, max(room, 0))  # with one token to go nothing is drafted
+        request.max_draft_tokens = min(request.max_draft_tokens, most)
         self.scheduler.add(request)
 
     def remove(self, request: Request) -> None:
@@ -85,6 +86,9 @@ class EngineCore:
         Raises torch.AcceleratorError when the device is broken: nothing after it would work.
         """
         plan = self.scheduler.plan()
+        if self._drafter is not None:
+            for request in plan.preempted:
+                self._drafter.forget(request)
         if not plan.scheduled:
             return Step(plan, ())
         segments = [Segment(s.request, s.start, s.num_rows) for s in plan.scheduled]
@@ -164,12 +168,13 @@ class EngineCore:
         for request in lost:
             self._drafter.forget(request)
             request.max_draft_tokens = 0
+            request.use_prefix_cache = False  # its MTP rows are missing from now on
         return lost
 
     def _fail_not_finite(self, request: Request) -> Progress:
-        for group, table in request.block_tables.items():
-            held = [block for block in table if block != NO_BLOCK]
-            self._runner.cache.scrub(group, held)
+        # A block that others hold, too, has no NaN: they read it and go on.
+        for group, blocks in self.scheduler.blocks.disown(request).items():
+            self._runner.cache.scrub(group, blocks)
         logger.error("logits are not finite", extra={"tokens": request.num_tokens})
         return self._fail(request, Internal("the model produced no usable logits"))
 

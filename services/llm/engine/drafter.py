@@ -4,17 +4,19 @@ Block n turns row i, the main model's hidden state of position i and the token a
 guess of the token at i + 2 + n. Its keys and values are right only if that token is: rows
 whose token is not known yet are run with drafts to get a guess now, and again with the true token
 once it is there. So a request keeps the hidden states of its last few rows, and for each block the
-number of rows that are final. In a prompt the tokens ahead are known, media rows included; at the
-end of a chunk the rows that look past it, or into an item that has not arrived, wait.
+number of rows that are final. A block that has nothing to guess lets its rows wait. In a prompt the
+tokens ahead are known, media rows included; at the end of a chunk the rows that look past it, or
+into an item that has not arrived, wait.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from services.llm.engine.batch import Segment
+from services.llm.engine.kv_cache import MAX_LAG
 from services.llm.engine.request import Request
 from services.llm.engine.runner import Runner
 from services.llm.engine.sampler import Sampler, SampleRow
@@ -67,21 +69,11 @@ class Drafter:
         wanted = {e.request: e.num_draft_tokens for e in extensions}
         failed: set[Request] = set()
         for depth in range(self._runner.num_mtp_blocks):
-            segments = []
-            for request, tail in tails.items():
-                is_guessing = len(request.draft_ids) == depth < wanted[request]
-                stop = tail.stop if is_guessing else _num_certain(request, tail, depth)
-                if stop > tail.num_final[depth] and request not in failed:
-                    start = tail.num_final[depth]
-                    segments.append(Segment(request, start, stop - start))
+            guessing = {r for r in tails if len(r.draft_ids) == depth < wanted[r]}
+            segments = _segments(depth, tails, guessing, failed)
             if segments:
                 hidden = self._run(depth, segments, tails)  # by request: [T, D]
-                guessing = {
-                    request: rows[-1]  # [D]
-                    for request, rows in hidden.items()
-                    if len(request.draft_ids) == depth < wanted[request]
-                }
-                failed |= self._guess(guessing)
+                failed |= self._guess({r: rows[-1] for r, rows in hidden.items() if r in guessing})
         for request, tail in tails.items():
             self._keep(request, tail)
         for request in failed:
@@ -94,11 +86,11 @@ class Drafter:
         request.draft_ids = []
 
     def _extend(self, extension: Extension) -> _Tail:
-        """The kept rows and the step's behind them. Row 0 starts anew, as after a preemption."""
-        request = extension.request
-        if extension.start == 0:
-            return _Tail(0, extension.hidden, [0] * self._runner.num_mtp_blocks)
-        tail = self._tails[request]
+        """The kept rows and the step's behind them; the first ones stand behind a cached prefix."""
+        request, start = extension.request, extension.start
+        tail = self._tails.get(request)
+        if tail is None:
+            return _Tail(start, extension.hidden, [start] * self._runner.num_mtp_blocks)
         hidden = torch.cat((tail.hidden, extension.hidden))
         return _Tail(tail.start, hidden, tail.num_final)
 
@@ -118,6 +110,9 @@ class Drafter:
             ]
         )  # [T, D]
         out = self._runner.draft(depth, self._runner.build(segments), input_ids, hidden)  # [T, D]
+        for segment in segments:
+            request = segment.request
+            tails[request].num_final[depth] = _num_certain(request, tails[request], depth)
         parts = torch.split(out, [segment.num_rows for segment in segments])
         return {segment.request: part for segment, part in zip(segments, parts, strict=True)}
 
@@ -139,12 +134,32 @@ class Drafter:
         return failed
 
     def _keep(self, request: Request, tail: _Tail) -> None:
-        final = [_num_certain(request, tail, depth) for depth in range(len(tail.num_final))]
-        start = min(final)
+        start = min(tail.num_final)
         hidden = tail.hidden[start - tail.start :].clone()  # frees the step's other rows
-        self._tails[request] = _Tail(start, hidden, final)
+        self._tails[request] = _Tail(start, hidden, tail.num_final)
+        request.num_settled_tokens = start
+
+
+def _segments(
+    depth: int, tails: Mapping[Request, _Tail], guessing: Set[Request], failed: Set[Request]
+) -> list[Segment]:
+    """Rows that a block runs now: to guess, or because it owes too many. A pass that happens anyway
+    takes along what the others owe."""
+    is_due = guessing or any(tail.stop - tail.num_final[depth] > MAX_LAG for tail in tails.values())
+    if not is_due:
+        return []
+    stops = {
+        request: tail.stop if request in guessing else _num_certain(request, tail, depth)
+        for request, tail in tails.items()
+        if request not in failed
+    }
+    return [
+        Segment(request, start, stop - start)
+        for request, stop in stops.items()
+        if stop > (start := tails[request].num_final[depth])
+    ]
 
 
 def _num_certain(request: Request, tail: _Tail, depth: int) -> int:
     """Rows of a block whose token is known: it stands 1 + depth further on."""
-    return max(min(tail.stop, request.num_ready_tokens - 1 - depth), 0)
+    return max(min(tail.stop, request.num_ready_tokens - 1 - depth), tail.start)

@@ -13,6 +13,8 @@ from services.llm.model.config import LayerSpec
 
 FULL, WINDOW = "full", "window"
 
+MAX_LAG = 16  # rows that an MTP block may owe while it has nothing to guess
+
 
 def group_of(spec: LayerSpec) -> str:
     """Sliding layers and MTP blocks share slots, tables and the moment of dropping a block."""
@@ -24,8 +26,9 @@ class KVLayout:
     """What decides the size of a KV cache. ``layers``: main layers and MTP blocks by index.
 
     A sliding layer sees ``swa_visible`` keys, the query's own included. With N draft tokens the
-    last N rows of the MTP blocks are computed again once their tokens are certain, and up to N
-    rows lie ahead, so the window group keeps 2 N positions more.
+    last N rows of the MTP blocks are computed again once their tokens are certain, up to N rows lie
+    ahead, and a block that has nothing to guess may lag by MAX_LAG rows, so the window group keeps
+    2 N + MAX_LAG positions more.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -36,7 +39,13 @@ class KVLayout:
 
     @property
     def retention(self) -> int:
-        return self.swa_visible - 1 + 2 * self.num_draft_tokens
+        drafts = self.num_draft_tokens
+        return self.swa_visible - 1 + (2 * drafts + MAX_LAG if drafts else 0)
+
+    @property
+    def reach(self) -> int:
+        """Positions behind a cached prefix that must be there: a window, and N rows of drafts."""
+        return self.swa_visible - 1 + self.num_draft_tokens
 
     def block_bytes(self, group: str) -> int:
         """Size of one block: keys and values of all layers of the group."""
@@ -75,7 +84,7 @@ class KVLayout:
             )
         groups = [BlockGroup(FULL, num_full)]
         if window_bytes:
-            groups.append(BlockGroup(WINDOW, num_window, self.retention))
+            groups.append(BlockGroup(WINDOW, num_window, self.retention, self.reach))
         return tuple(groups)
 
 

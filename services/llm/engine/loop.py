@@ -86,7 +86,7 @@ class Engine:
         self._fail_all(Unavailable("this replica is stopping", reason=Reason.DRAINING))
 
     def load(self) -> Load:
-        return self._meter.load(self._core.scheduler)
+        return self._meter.load(self._core.scheduler, len(self._streams))
 
     async def generate(self, request: Request) -> AsyncGenerator[Event, None]:
         """Run a request; the last event has a ``finish_reason``. Closing the iterator aborts it.
@@ -127,8 +127,11 @@ class Engine:
         if self._stopping or not self._thread.is_alive():
             raise Unavailable("this replica is stopping", reason=Reason.DRAINING)
         wait = self.load().predicted_wait_s
-        too_long = wait > min(MAX_WAIT_S, request.deadline - self._clock())
-        if too_long or len(self._streams) >= self._max_unfinished:
+        service = self._meter.service_s(request.params.max_tokens)
+        too_long = wait > MAX_WAIT_S or wait + service > request.deadline - self._clock()
+        # Work that was begun elsewhere is not thrown away because of a prediction.
+        is_new = request.num_output_tokens == 0
+        if (too_long and is_new) or len(self._streams) >= self._max_unfinished:
             raise Overloaded(
                 "the queue is longer than this request may wait", retry_after_s=max(wait, 1.0)
             )
@@ -189,7 +192,7 @@ class Engine:
                 timing.prefill_s += now - began
             if timing.admitted is None:
                 timing.admitted = began
-                self._meter.record_admission(timing.queue_s)
+                self._meter.record_admission(scheduled.request)
                 events.append((scheduled.request, Admitted()))
         for progress in step.progress:
             if progress.tokens and progress.request.timing.first_token is None:

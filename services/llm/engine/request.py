@@ -8,12 +8,14 @@ from enum import StrEnum
 from typing import Any
 
 from mimo.errors import InvalidRequest
+from services.llm.engine.acceptance import Acceptance
+from services.llm.engine.grammar import Grammar
 
 MAX_SEED = 2**64 - 1
 
 
 class FinishReason(StrEnum):
-    STOP = "stop"  # a stop id was produced
+    STOP = "stop"  # a stop id was produced, or the grammar is complete
     LENGTH = "length"  # max_tokens or the context is used up
     ABORT = "abort"  # the caller went away, or time ran out
     ERROR = "error"  # this request alone failed
@@ -126,14 +128,23 @@ class Request:
     arrival: int = 0  # order of arrival, given by the scheduler
     deadline: float = math.inf  # on the engine's clock, seconds
     max_draft_tokens: int = 0
+    grammar: Grammar | None = None
     spans: tuple[Span, ...] = ()  # by offset, disjoint
     item_rows: dict[int, Any] = field(default_factory=dict)  # item_index -> [rows, D], once ready
     pending_items: set[int] = field(default_factory=set)
+    item_keys: tuple[str, ...] = ()  # by item_index: content addresses, for block hashes
+    cache_salt: bytes = b""  # separates tenants in the prefix cache
+    use_prefix_cache: bool = False  # take blocks over, and leave some for others
     num_cached_tokens: int = 0  # tokens whose KV is in blocks
+    num_settled_tokens: int = 0  # those whose rows, of MTP blocks too, are final
+    num_published_blocks: int = 0  # that others may have taken over
+    num_found_tokens: int = 0  # prompt tokens that were in the prefix cache when it began
+    block_hashes: list[bytes] = field(default_factory=list)  # of full blocks, as far as needed
     draft_ids: list[int] = field(default_factory=list)  # proposed, not yet verified
     block_tables: dict[str, list[int]] = field(default_factory=dict)  # by layer group
     num_drafted: list[int] = field(default_factory=list)  # by draft position
     num_accepted: list[int] = field(default_factory=list)  # by draft position
+    acceptance: Acceptance = field(default_factory=Acceptance)
     num_preemptions: int = 0
     timing: Timing = field(default_factory=Timing)
 
@@ -152,10 +163,13 @@ class Request:
 
     @property
     def num_ready_tokens(self) -> int:
-        """Tokens before the first one whose embedding has not arrived."""
-        if not self.pending_items:
-            return len(self.token_ids)
-        return min(span.offset for span in self.spans if span.item_index in self.pending_items)
+        """Tokens before the first one whose embedding is missed: not arrived, and not cached."""
+        missing = (
+            max(span.offset, self.num_cached_tokens)
+            for span in self.spans
+            if span.item_index in self.pending_items and span.end > self.num_cached_tokens
+        )
+        return min(missing, default=len(self.token_ids))
 
     @property
     def is_decoding(self) -> bool:
@@ -168,9 +182,17 @@ class Request:
         enough = self.num_output_tokens >= self.params.min_tokens
         if self.num_output_tokens and enough and self.token_ids[-1] in self.params.stop_ids:
             return FinishReason.STOP
+        if self.num_output_tokens and self.grammar is not None and self.grammar.is_complete:
+            return FinishReason.STOP
         if self.num_output_tokens >= self.params.max_tokens:
             return FinishReason.LENGTH
         return None
+
+    def append(self, token_id: int) -> None:
+        """Take in the next token of the output."""
+        self.token_ids.append(token_id)
+        if self.grammar is not None:
+            self.grammar.accept(token_id)
 
     def record_drafts(self, num_drafted: int, num_accepted: int) -> None:
         """Count one verification."""

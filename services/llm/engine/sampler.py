@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -117,9 +118,22 @@ def _adjust(scores: Tensor, row: SampleRow) -> None:
         scores[list(params.banned_ids)] = NEVER
     if params.stop_ids and row.output_position < params.min_tokens:
         scores[list(params.stop_ids)] = NEVER
+    if row.request.grammar is not None:
+        _restrict(scores, row.request.grammar.allowed_after(row.draft_ids))
     for *beginning, last in params.bad_words:
         if row.output_ids[-len(beginning) :] == beginning or not beginning:
             scores[last] = NEVER
+
+
+def _restrict(scores: Tensor, allowed: bytes | None) -> None:
+    """Rule out what a grammar does not allow. ``allowed``: a bit for each token, or None behind
+    drafts that it refused: no draft there is accepted, whatever the row says."""
+    if allowed is None:
+        return
+    bits = np.unpackbits(np.frombuffer(allowed, np.uint8), bitorder="little")[: len(scores)]
+    hidden = np.ones(len(scores), dtype=bool)
+    hidden[: len(bits)] = bits == 0
+    scores[torch.from_numpy(hidden).to(scores.device)] = NEVER
 
 
 def _penalize(scores: Tensor, row: SampleRow) -> None:

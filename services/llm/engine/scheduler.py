@@ -6,7 +6,8 @@ one owes everything again. So one rule plans all three, and a step that reaches 
 samples the next one.
 
 Order within a step: decodes first (they are short and someone is reading), then chunks of running
-prefills, then admissions, until the token budget is spent.
+prefills, then admissions, until the token budget is spent. A request that begins like one whose
+prompt runs in this very step waits for it, and takes its blocks over in the next.
 """
 
 from bisect import insort
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mimo.errors import InvalidRequest, Overloaded, Reason
+from services.llm.engine.acceptance import Acceptance
 from services.llm.engine.block_manager import BlockManager
 from services.llm.engine.request import FinishReason, Request
 
@@ -74,6 +76,7 @@ class Scheduler:
         self._model_context = max_context
         self.waiting: list[Request] = []  # by rank
         self.running: list[Request] = []  # by rank; these hold blocks
+        self._acceptance = Acceptance()  # of all requests; where new ones begin
         self._arrivals = 0
 
     @property
@@ -93,6 +96,7 @@ class Scheduler:
         """Queue a request that passed :meth:`check`."""
         self._arrivals += 1
         request.arrival = self._arrivals
+        request.acceptance = self._acceptance.copy()
         insort(self.waiting, request, key=_rank)
 
     def check(self, request: Request) -> None:
@@ -137,23 +141,29 @@ class Scheduler:
         ]
 
     def num_draft_tokens(self, request: Request) -> int:
-        """How many tokens are worth drafting: fewer under load, none beyond the request's end."""
+        """How many tokens are worth drafting: as deep as drafts hold, fewer under load, none beyond
+        the request's end."""
         room = min(
             request.params.max_tokens - request.num_output_tokens,
             self.max_context - request.num_tokens,
         )
         is_busy = len(self.running) > self.max_running // 2
-        return max(min(request.max_draft_tokens, room - 1, 1 if is_busy else room), 0)
+        most = min(request.max_draft_tokens, room - 1, 1 if is_busy else room)
+        return request.acceptance.depth(max(most, 0))
 
     def _advance(self, scheduled: ScheduledRequest, sampled: Sequence[int]) -> Advance:
         request = scheduled.request
         request.num_cached_tokens = scheduled.stop
         request.draft_ids = []
-        request.record_drafts(len(scheduled.draft_ids), len(sampled) - 1)
+        if scheduled.is_decode:
+            num_drafted, num_accepted = len(scheduled.draft_ids), len(sampled) - 1
+            request.record_drafts(num_drafted, num_accepted)
+            request.acceptance.record(num_drafted, num_accepted)
+            self._acceptance.record(num_drafted, num_accepted, weight=0.02)
         gained: list[int] = []
         reason = None
         for token_id in sampled:
-            request.token_ids.append(token_id)
+            request.append(token_id)
             gained.append(token_id)
             reason = request.finish_reason
             if reason is None and request.num_tokens >= self.max_context:
@@ -161,7 +171,10 @@ class Scheduler:
             if reason is not None:
                 break
         request.num_cached_tokens += max(len(gained) - 1, 0)  # accepted drafts are cached already
+        if request.max_draft_tokens == 0:
+            request.num_settled_tokens = request.num_cached_tokens
         if reason is not None:
+            self.blocks.publish(request)
             self.remove(request)
         return Advance(request, tuple(gained), reason)
 
@@ -179,6 +192,7 @@ class _Planning:
     def plan(self) -> Plan:
         # Not at commit: until the drafter has followed, it still writes to the rows of the step.
         for request in self._scheduler.running:
+            self._blocks.publish(request)
             self._blocks.drop_behind(request)
         for request in self._running(decoding=True):
             self._decode(request)
@@ -219,14 +233,31 @@ class _Planning:
         for request in tuple(scheduler.waiting):
             if self._budget == 0 or len(scheduler.running) == scheduler.max_running:
                 return
-            if request.num_ready_tokens == 0:
+            num_found = self._blocks.find(request)
+            if num_found == 0 and request.num_ready_tokens == 0:
                 continue  # it begins with an item that has not arrived
-            if not self._blocks.can_admit(request.num_tokens + 1):
+            if self._is_underway(request, num_found):
+                continue
+            if not self._blocks.can_admit(request, num_found):
                 return  # in order: a large request is not starved by small ones
             scheduler.waiting.remove(request)
             insort(scheduler.running, request, key=_rank)
+            self._blocks.take_over(request, num_found)
+            if request.num_preemptions == 0:
+                request.num_found_tokens = min(request.num_cached_tokens, request.num_prompt_tokens)
             self._blocks.reserve(request, request.num_tokens, only_full=True)
             self._prefill(request)
+
+    def _is_underway(self, request: Request, num_found: int) -> bool:
+        """Whether a prompt that runs in this step computes the request's next block, too."""
+        if not request.use_prefix_cache or num_found == self._blocks.max_found(request):
+            return False
+        content, stop = request.block_hashes[num_found], (num_found + 1) * self._blocks.block_size
+        return any(
+            content in other.block_hashes[num_found : num_found + 1]
+            for other, scheduled in self._scheduled.items()
+            if not scheduled.is_decode and other.num_settled_tokens < stop
+        )
 
     def _schedule(self, scheduled: ScheduledRequest) -> None:
         self._scheduled[scheduled.request] = scheduled
@@ -252,6 +283,7 @@ class _Planning:
 
     def _preempt(self, request: Request) -> None:
         """Take a request's blocks; its tokens stay, their KV is computed again later."""
+        self._blocks.publish(request)
         self._blocks.release(request)
         request.num_cached_tokens = 0
         request.draft_ids = []

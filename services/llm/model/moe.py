@@ -13,6 +13,11 @@ from services.llm.model.config import DecoderConfig
 # knows for free, and the gather costs more than the products.
 GATHER_MAX_PAIRS = 32
 
+# A few rows go through all experts at once when these are so small that calling them one by one
+# costs more than the products: at most so many rows, and weights of an expert's gate and up.
+DENSE_MAX_ROWS = 32
+DENSE_MAX_WEIGHTS = 1 << 16
+
 
 class SparseMoe(nn.Module):
     """The feed-forward of a sparse layer."""
@@ -128,6 +133,8 @@ class Experts(nn.Module):
             out = self._gathered(x, topk_ids)
         elif len(x) == 1:
             out = torch.stack([self._expert(e, x) for e in topk_ids[0].tolist()], dim=1)
+        elif len(x) <= DENSE_MAX_ROWS and self.gate_up_proj[0].numel() <= DENSE_MAX_WEIGHTS:
+            out = self._dense(x, topk_ids)
         else:
             out = self._grouped(x, topk_ids)  # [T, k, D]
         out = torch.bmm(topk_weights.unsqueeze(1), out.to(topk_weights.dtype))  # [T, 1, D]
@@ -140,6 +147,13 @@ class Experts(nn.Module):
         hidden = torch.bmm(self.gate_up_proj[pairs], rows).squeeze(-1)  # [T * k, 2I]
         out = torch.bmm(self.down_proj[pairs], _swiglu(hidden).unsqueeze(-1))  # [T * k, D, 1]
         return out.view(*topk_ids.shape, -1)
+
+    def _dense(self, x: Tensor, topk_ids: Tensor) -> Tensor:
+        """All rows through all experts, then those that were chosen. -> [T, k, D]."""
+        hidden = torch.matmul(x, self.gate_up_proj.transpose(1, 2))  # [E, T, 2I]
+        outs = torch.bmm(_swiglu(hidden), self.down_proj.transpose(1, 2))  # [E, T, D]
+        chosen = topk_ids.unsqueeze(-1).expand(-1, -1, x.shape[1])  # [T, k, D]
+        return outs.transpose(0, 1).gather(1, chosen)
 
     def _grouped(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """One matrix product for each expert that was chosen at all. -> [T, k, D]."""

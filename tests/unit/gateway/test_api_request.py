@@ -232,9 +232,8 @@ def test_logprobs_alone_are_those_of_the_chosen_tokens() -> None:
         ("length_penalty", 0.5),
         ("echo", True),
         ("prompt_logprobs", 1),
-        ("guided_json", {}),
+        ("ebnf", "root ::= a"),
         ("truncate_prompt_tokens", 5),
-        ("response_format", {"type": "json_object"}),
     ],
 )
 def test_what_would_be_lost_in_silence_is_refused(name: str, value: Any) -> None:

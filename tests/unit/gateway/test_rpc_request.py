@@ -1,5 +1,6 @@
 """The public protobuf messages as the pipeline's types, and back."""
 
+import json
 import math
 from typing import Any
 
@@ -12,6 +13,8 @@ from gateway.generation import (
     EmbeddingCache,
     FinishReason,
     GenerationRequest,
+    Grammar,
+    GrammarKind,
     ItemReady,
     SamplingParams,
     Speculation,
@@ -180,9 +183,31 @@ def test_what_is_missing_is_named(fields: dict[str, Any], path: str) -> None:
     assert refusal(**fields) == (Reason.MISSING_FIELD, path)
 
 
-def test_structured_output_is_refused() -> None:
-    form = gateway_pb2.OutputFormat(json_object=True)
-    assert refusal(output_format=form) == (Reason.UNSUPPORTED_PARAMETER, "output_format")
+@pytest.mark.parametrize(
+    ("form", "kind"),
+    [
+        ({"json_schema": '{"type": "array"}'}, GrammarKind.JSON_SCHEMA),
+        ({"regex": "a+"}, GrammarKind.REGEX),
+        ({"lark": 'start: "a"'}, GrammarKind.LARK),
+    ],
+)
+def test_an_output_format_is_a_grammar(form: dict[str, str], kind: GrammarKind) -> None:
+    grammar = parse(output_format=gateway_pb2.OutputFormat(**form)).grammar
+    ((name, source),) = form.items()
+    assert grammar == Grammar(kind, source, f"output_format.{name}")
+
+
+def test_a_json_object_is_the_schema_of_any_object() -> None:
+    grammar = parse(output_format=gateway_pb2.OutputFormat(json_object=True)).grammar
+    assert grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA
+    assert json.loads(grammar.source)["type"] == "object"
+    assert parse(output_format=gateway_pb2.OutputFormat(json_object=False)).grammar is None
+    assert parse().grammar is None
+
+
+def test_a_grammar_may_not_be_endless() -> None:
+    form = gateway_pb2.OutputFormat(regex="a" * (1 << 19))
+    assert refusal(output_format=form) == (Reason.GRAMMAR_TOO_COMPLEX, "output_format.regex")
 
 
 def test_top_p_of_nothing_is_greedy() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mimo.errors import ConfigError, DeadlineExceeded, Internal
-from services.llm.engine.kv_cache import KVLayout
+from services.llm.engine.kv_cache import MAX_LAG, KVLayout
 from services.llm.engine.request import FinishReason, Span
 from tests.support.toy_decoder import (
     VISIBLE,
@@ -64,7 +64,7 @@ def test_a_stop_id_ends_a_request_and_is_output() -> None:
 
 @pytest.mark.parametrize("num_right", [0, 1, 2, 3])
 def test_drafts_are_accepted_as_deep_as_the_blocks_are_right(num_right: int) -> None:
-    prompt, count = list(range(3, 40)), 41
+    prompt, count = list(range(3, 40)), 9
     request = make_request(prompt, max_tokens=count, max_draft_tokens=3)
     (produced,) = run_all(build_core(ToyDecoder(history=0), ToyMtp(num_right)), [request])
     assert produced == continuation(prompt, count, history=0)
@@ -78,6 +78,21 @@ def test_drafts_are_accepted_as_deep_as_the_blocks_are_right(num_right: int) -> 
     assert request.num_accepted == [
         drafted[depth] if depth < num_right else 0 for depth in range(3)
     ]
+
+
+def test_drafts_that_do_not_hold_are_given_up_and_tried_again() -> None:
+    mtp = ToyMtp(num_right=0)
+    core = build_core(ToyDecoder(history=0), mtp)
+    request = make_request([5], max_tokens=400, max_draft_tokens=3)
+    core.add(request)
+    while request.num_output_tokens < 150:
+        core.step()
+    assert request.num_drafted[0] < 25
+    mtp.num_right = 3
+    while core.scheduler.num_unfinished:
+        core.step()
+    assert request.token_ids[1:] == continuation([5], 400, history=0)
+    assert request.num_accepted[0] > 20
 
 
 def test_useless_drafts_change_nothing() -> None:
@@ -210,11 +225,11 @@ def test_tokens_report_their_output_position() -> None:
 
 def test_kv_memory_is_divided_by_what_each_group_can_use() -> None:
     layout = KVLayout((spec(0, sliding=False), spec(1, sliding=True)), VISIBLE, 3, 4, torch.float32)
-    assert layout.retention == VISIBLE - 1 + 6
+    assert layout.retention == VISIBLE - 1 + 6 + MAX_LAG
     limits = {"max_running": 2, "max_step_tokens": 16, "max_context": 400}
     full, window = layout.groups(10_000, **limits)
-    assert window.num_blocks == 2 * 5 + 4  # two requests of 12 + 4 positions, and one step
-    assert full.num_blocks == min(2 * 100, (10_000 - 14 * 32) // 32)
+    assert window.num_blocks == 2 * 9 + 4  # two requests of 28 + 4 positions, and one step
+    assert full.num_blocks == min(2 * 100, (10_000 - 22 * 32) // 32)
     full, window = layout.groups(2_000, **limits)
     assert (full.num_blocks + window.num_blocks) * 32 <= 2_000
     with pytest.raises(ConfigError, match="--kv-memory-mib"):

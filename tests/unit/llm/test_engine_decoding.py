@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from services.llm.engine import acceptance
 from services.llm.engine.batch import Segment
 from services.llm.engine.block_manager import BlockManager
 from services.llm.engine.core import EngineCore
+from services.llm.engine.kv_cache import MAX_LAG
 from services.llm.engine.request import Request, Span
 from services.llm.model.attention import FullSequences
 from services.llm.model.decoder import Decoder
@@ -143,8 +145,12 @@ def test_a_resumed_request_with_drafts_equals_the_undisturbed_one(
 @pytest.mark.parametrize("variant", ["chain_vis6", "chain_vis7", "base_vis7"])
 @pytest.mark.parametrize("max_step_tokens", [512, 7, 4])
 def test_golden_drafts_step_by_step(
-    models: dict[str, tuple[Decoder, Mtp]], variant: str, max_step_tokens: int
+    models: dict[str, tuple[Decoder, Mtp]],
+    variant: str,
+    max_step_tokens: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(acceptance, "FLOOR", 0.0)  # drafts go on however badly they hold
     golden = golden_decoder.golden()["variants"][variant]
     core = core_around(models[variant], max_step_tokens=max_step_tokens, max_running=2)
     request = golden_request(max_tokens=40, max_draft_tokens=3)
@@ -195,24 +201,30 @@ def test_drafts_after_an_item_arrived_late_are_those_of_one_prefill(
     assert request.draft_ids == [47, 16, 40]
 
 
+@pytest.mark.parametrize(("floor", "num_steps"), [(0.0, 6), (2.0, 17), (2.0, 37)])
 def test_mtp_keys_after_speculation_equal_those_of_a_prefill(
     models: dict[str, tuple[Decoder, Mtp]],
+    floor: float,
+    num_steps: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also sees a constant shift of rotary positions, which no logit shows."""
+    """Also when drafting rests and rows wait for the next try. Also sees a constant shift of rotary
+    positions, which no logit shows."""
+    monkeypatch.setattr(acceptance, "FLOOR", floor)
     pair = models["chain_vis6"]
     speculated, prefilled = core_around(pair), core_around(pair)
-    request = golden_request(max_tokens=40, max_draft_tokens=3)
+    request = golden_request(max_tokens=70, max_draft_tokens=3)
     speculated.add(request)
-    for _ in range(6):
+    for _ in range(num_steps):
         speculated.step()
     again = replace(request, num_cached_tokens=0, draft_ids=[], block_tables={})
     again.num_prompt_tokens = again.num_tokens - 1
     prefilled.add(again)
     prefilled.step()
-    stop = request.num_cached_tokens
-    for layer in (5, 6, 7):  # rows whose token is certain, as far back as the next query sees
-        depth = layer - 5
-        for position in range(stop - 5 - depth, stop - depth):
+    stop = request.num_settled_tokens
+    assert request.num_cached_tokens - stop <= (MAX_LAG if floor else 2)
+    for layer in (5, 6, 7):  # as far back as the next query sees
+        for position in range(stop - 5, stop):
             keys = [
                 core._runner.cache.layer(layer)[0][r.block_tables["window"][position // 4]][
                     position % 4

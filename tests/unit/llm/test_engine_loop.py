@@ -1,6 +1,8 @@
 """The engine's thread: streams, cancellation, deadlines, overload, stop."""
 
 import asyncio
+import contextlib
+import random
 import threading
 from collections.abc import AsyncIterator
 
@@ -97,6 +99,35 @@ async def test_closing_a_stream_frees_its_blocks_before_the_next_step() -> None:
         assert len(await collect_with(engine, decoder, make_request([3], 1))) == 1
         assert core.scheduler.num_unfinished == 0
         assert core.scheduler.blocks.num_used("full") == 0
+
+
+async def test_five_hundred_callers_who_leave_at_any_moment_leave_no_block_behind() -> None:
+    draw = random.Random(0)
+    core = build_core(ToyDecoder(), ToyMtp(num_right=1), num_blocks={"full": 90, "window": 90})
+    async with running_engine(core) as engine:
+        for _ in range(50):
+            requests = [
+                make_request(
+                    [draw.randrange(3)] * draw.randint(1, 40),
+                    60,
+                    max_draft_tokens=draw.randint(0, 3),
+                    use_prefix_cache=draw.random() < 0.7,
+                )
+                for _ in range(10)
+            ]
+            await asyncio.gather(*(leave(engine, r, draw.randint(0, 12)) for r in requests))
+        assert len(await collect(engine, make_request([3], 2))) == 2  # all aborts came before
+        assert core.scheduler.num_unfinished == 0
+        for group in core.scheduler.blocks.groups:
+            assert core.scheduler.blocks.num_used(group.name) == 0
+            assert core.scheduler.blocks.num_free(group.name) == group.num_blocks
+
+
+async def leave(engine: Engine, request: Request, num_events: int) -> None:
+    """Close a stream after so many events."""
+    async with contextlib.aclosing(engine.generate(request)) as events:
+        for _ in range(num_events):
+            await anext(events)
 
 
 async def collect_with(engine: Engine, decoder: GatedDecoder, request: Request) -> list[int]:

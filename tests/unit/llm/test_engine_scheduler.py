@@ -1,5 +1,6 @@
 """The planner: transcripts of its policy, and laws that hold after any sequence of events."""
 
+import random
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from services.llm.engine.block_manager import NO_BLOCK, BlockGroup, BlockManager
 from services.llm.engine.request import FinishReason, Request, SamplingParams, Span
 from services.llm.engine.scheduler import Plan, Scheduler
 from tests.support import transcript
+
+REACH = 5  # positions behind its first row that a request reads
 
 TRANSCRIPTS = sorted((Path(__file__).parents[2] / "transcripts").glob("*.txt"))
 
@@ -30,8 +33,15 @@ def make_request(num_prompt: int, max_tokens: int = 99, **fields: object) -> Req
     )
 
 
+def make_cached_request(num_prompt: int, num_same: int) -> Request:
+    """Its first ``num_same`` tokens are those of all such requests."""
+    request = make_request(num_prompt, max_tokens=12, use_prefix_cache=True)
+    request.token_ids[num_same:] = [2 + num_same] * max(num_prompt - num_same, 0)
+    return request
+
+
 def make_scheduler(full: int = 16, window: int = 16, context: int = 999) -> Scheduler:
-    groups = [BlockGroup("full", full), BlockGroup("window", window, retention=6)]
+    groups = [BlockGroup("full", full), BlockGroup("window", window, retention=6, reach=REACH)]
     return Scheduler(
         BlockManager(groups, block_size=4), max_running=4, max_step_tokens=16, max_context=context
     )
@@ -101,6 +111,7 @@ def test_spans_within_a_chunk_are_cut_to_it() -> None:
 EVENTS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 40), st.integers(0, 2)),
+        st.tuples(st.just("repeat"), st.integers(1, 40), st.integers(0, 40)),
         st.tuples(st.just("step"), st.integers(1, 4), st.integers(0, 3)),
         st.tuples(st.just("abort"), st.integers(0, 9), st.just(0)),
     ),
@@ -110,7 +121,7 @@ EVENTS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(events=EVENTS, full=st.integers(3, 14), window=st.integers(3, 10))
-def test_blocks_are_never_lost_shared_or_dropped_too_early(
+def test_blocks_are_never_lost_overwritten_or_dropped_too_early(
     events: list[tuple[str, int, int]], full: int, window: int
 ) -> None:
     scheduler = make_scheduler(full, window)
@@ -119,11 +130,36 @@ def test_blocks_are_never_lost_shared_or_dropped_too_early(
         if kind == "add":
             if number < scheduler.max_context:
                 scheduler.add(make_request(number, max_tokens=12, priority=other))
+        elif kind == "repeat":
+            if number < scheduler.max_context:
+                scheduler.add(make_cached_request(number, num_same=other))
         elif kind == "abort" and live:
             scheduler.remove(live[number % len(live)])
         elif kind == "step":
             _step(scheduler, accepted=number, drafts=other)
         _check_blocks(scheduler)
+
+
+def test_ten_thousand_random_operations_leave_no_block_behind() -> None:
+    draw = random.Random(0)
+    scheduler = make_scheduler(full=24, window=20)
+    for _ in range(10_000):
+        live = [*scheduler.running, *scheduler.waiting]
+        kind = draw.choices(("step", "add", "repeat", "abort"), (6, 2, 2, 1))[0]
+        if kind == "step":
+            _step(scheduler, accepted=draw.randint(1, 4), drafts=draw.randint(0, 3))
+        elif kind == "abort" and live:
+            scheduler.remove(draw.choice(live))
+        elif kind != "abort" and len(live) < 12:
+            length, same = draw.randint(1, 60), draw.randint(0, 60)
+            is_repeat = kind == "repeat"
+            scheduler.add(make_cached_request(length, same) if is_repeat else make_request(length))
+        _check_blocks(scheduler)
+    for request in [*scheduler.running, *scheduler.waiting]:
+        scheduler.remove(request)
+    for group in scheduler.blocks.groups:
+        assert scheduler.blocks.num_used(group.name) == 0
+        assert scheduler.blocks.num_free(group.name) == group.num_blocks
 
 
 @settings(max_examples=60, deadline=None)
@@ -167,11 +203,20 @@ def _step(scheduler: Scheduler, accepted: int, drafts: int) -> Plan:
 def _check_readable(scheduler: Scheduler, request: Request, start: int, num_rows: int) -> None:
     """Every position a step reads or writes has a block in its group."""
     for group in scheduler.blocks.groups:
-        first = 0 if group.retention is None else max(start - group.retention, 0)
+        first = 0 if group.retention is None else max(start - REACH, 0)
         size = scheduler.blocks.block_size
         table = request.block_tables[group.name][first // size : -(-(start + num_rows) // size)]
         assert len(table) == -(-(start + num_rows) // size) - first // size
         assert NO_BLOCK not in table
+        written = request.block_tables[group.name][start // size : -(-(start + num_rows) // size)]
+        others = [
+            block
+            for other in scheduler.running
+            if other is not request
+            for block in other.block_tables.get(group.name, ())
+        ]
+        assert not set(written) & set(others)
+        assert not any(scheduler.blocks.is_findable(group.name, block) for block in written)
 
 
 def _check_blocks(scheduler: Scheduler) -> None:
@@ -184,6 +229,6 @@ def _check_blocks(scheduler: Scheduler) -> None:
             for block in request.block_tables.get(group.name, [])
             if block != NO_BLOCK
         ]
-        assert len(set(held)) == len(held)
-        assert len(held) == scheduler.blocks.num_used(group.name)
-        assert scheduler.blocks.num_free(group.name) + len(held) == group.num_blocks
+        assert len(set(held)) == scheduler.blocks.num_used(group.name)
+        assert scheduler.blocks.num_free(group.name) + len(set(held)) == group.num_blocks
+        assert scheduler.blocks.num_cached(group.name) <= scheduler.blocks.num_free(group.name)

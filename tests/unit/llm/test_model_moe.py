@@ -93,6 +93,8 @@ def test_all_paths_give_bfloat16_out_of_float32_weights() -> None:
         experts.gather_max_pairs = gather_max_pairs
         rows = zip(x.split(1), ids.split(1), weights.split(1), strict=True)
         outs.append(torch.cat([experts(*row) for row in rows]))
+    halves = zip(x.split(20), ids.split(20), weights.split(20), strict=True)
+    outs.append(torch.cat([experts(*half) for half in halves]))
     for out in outs:
         assert out.dtype == torch.bfloat16
         torch.testing.assert_close(out, outs[0], rtol=2e-2, atol=2e-2)
