@@ -53,6 +53,9 @@ lint: setup ## Format, lint, types, layers, protos (budget: 3 minutes)
 check: setup oracles ## Oracles, clients, browser, longer tests (budget: 45 minutes)
 	@$(TEST_ENV) timeout 2700 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "check and not soak and not gpu"
 
+soak: setup oracles ## Three minutes of faults, hours of load: what `make check` has no time for
+	@$(TEST_ENV) $(BIN)/python -m pytest -q -s -m "soak and not gpu"
+
 oracles: $(VENV)/.oracles ## Install the independent implementations that `make check` compares with
 
 $(VENV)/.oracles: pyproject.toml | $(STAMP)

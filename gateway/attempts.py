@@ -22,7 +22,8 @@ class Attempts:
     """Where to try next. Replicas that are full, lost or not accepted are passed over.
 
     When the last replica was lost while it worked, the work waits for one to come back: a restart
-    is not the client's problem. Work that nobody has taken yet does not wait.
+    is not the client's problem. Work that nobody has taken yet does not wait. Trying again is paid
+    from the pool's retry budget: lost work waits for it, work that was refused does not.
     """
 
     def __init__(
@@ -32,13 +33,17 @@ class Attempts:
         *,
         cost: float = 0.0,
         accepts: Callable[[ReplicaFacts], bool] = lambda _: True,
+        prefer: str | None = None,
     ) -> None:
-        """``key`` names the work: equal work goes to the same replica. ``cost`` is its load."""
+        """``key`` names the work: equal work goes to the same replica. ``cost`` is its load;
+        ``prefer`` the address of a replica that has done the like before."""
         self.number = 0  # attempts that failed
         self._pool = pool
         self._key = key
         self._cost = cost
         self._accepts = accepts
+        self._prefer = prefer
+        self._owes = False
         self._tried: set[Replica] = set()
         self._last: MimoError | None = None
         self._was_lost = False
@@ -46,9 +51,16 @@ class Attempts:
 
     async def next(self) -> tuple[Replica, ReplicaFacts]:
         """A replica that answers. Raises Unavailable, or Overloaded, when there is none."""
+        if self._owes:
+            self._owes = False
+            await self._pool.retries.take()
+        elif self.number == 0:
+            self._pool.retries.deposit()
         while True:
             try:
-                replica = await self._pool.pick(self._key, cost=self._cost, exclude=self._tried)
+                replica = await self._pool.pick(
+                    self._key, cost=self._cost, exclude=self._tried, prefer=self._prefer
+                )
             except Unavailable as nobody:
                 await self._pause(nobody)
                 continue
@@ -64,8 +76,11 @@ class Attempts:
     def failed(self, replica: Replica, error: MimoError) -> None:
         """Note that a replica could not do the work. Raises the error when none could."""
         reason = _redispatch_reason(error)
-        if reason is None:
+        is_refusal = error.retry is Retry.LATER
+        if reason is None or (is_refusal and not self._pool.retries.try_take()):
             raise error
+        # A replica that drains has refused at no cost, and will be gone from the list soon.
+        self._owes = not is_refusal and reason != "draining"
         self.number += 1
         self._tried.add(replica)
         self._last = error

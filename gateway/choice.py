@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 
 from gateway.attempts import Attempts
+from gateway.backends.faults import garbage
 from gateway.backends.language_model import (
     DecoderFinished,
     DecoderStarted,
@@ -20,7 +21,7 @@ from gateway.backends.replica import Replica, ReplicaFacts
 from gateway.generation import ChoiceFinished, Event, FinishReason
 from gateway.prompt.answer import Answer
 from gateway.routing import ReplicaPool
-from mimo.errors import EmbeddingMismatch, EmbeddingMissing, Internal, MimoError
+from mimo.errors import EmbeddingMismatch, EmbeddingMissing, MimoError
 
 Emit = Callable[[Event], Awaitable[None]]
 
@@ -29,8 +30,19 @@ class Route:
     """The decoder of one request. All choices run there, where they share the prompt's blocks; when
     it fails they move on together."""
 
-    def __init__(self, pool: ReplicaPool, key: bytes, num_choices: int) -> None:
-        self._attempts = Attempts(pool, key, cost=float(num_choices))
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        key: bytes,
+        num_choices: int,
+        *,
+        prefer: str | None = None,
+        on_settled: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """``prefer`` is the address of a decoder that knows the prompt's beginning, if any does;
+        ``on_settled`` is told the address of each one that is chosen."""
+        self._attempts = Attempts(pool, key, cost=float(num_choices), prefer=prefer)
+        self._on_settled = on_settled
         self._current: tuple[Replica, ReplicaFacts] | None = None
         self._searching = asyncio.Lock()
 
@@ -39,6 +51,7 @@ class Route:
         async with self._searching:
             if self._current is None:
                 self._current = await self._attempts.next()
+                self._on_settled(self._current[0].address)
             return self._current
 
     def failed(self, replica: Replica, error: MimoError) -> None:
@@ -162,8 +175,9 @@ class Choice:
 
     async def _take(self, delivery: DecoderTokens) -> None:
         if delivery.first_index != len(self._ids):
-            raise Internal(
-                f"decoder sent output position {delivery.first_index}, expected {len(self._ids)}"
+            raise garbage(
+                "the decoder",
+                f"output position {delivery.first_index}, expected {len(self._ids)}",
             )
         if self.report.first_token_at is None:
             now = self.report.first_token_at = self._clock()

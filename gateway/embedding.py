@@ -7,9 +7,10 @@ encoders no request mixes two of them. No embedding passes through here unless t
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from gateway import preprocessing
 from gateway.attempts import Attempts, run_somewhere
@@ -20,6 +21,7 @@ from gateway.backends.encoders import (
     encode_frames,
     encode_waveform,
 )
+from gateway.backends.faults import garbage
 from gateway.backends.language_model import Embedding
 from gateway.backends.replica import Replica, ReplicaFacts
 from gateway.flights import Flights
@@ -30,15 +32,19 @@ from gateway.planning import MediaPlanner, Medium, all_or_first_error, located
 from gateway.prompt.placeholders import PromptItem
 from gateway.routing import ReplicaPool
 from gateway.stopwatch import Stage, Stopwatch
-from mimo.errors import EmbeddingMismatch, Internal, MimoError, Unavailable
+from mimo.errors import (
+    DeadlineExceeded,
+    EmbeddingMismatch,
+    MimoError,
+    Overloaded,
+    Unavailable,
+)
 from mimo.metrics import AUDIO, VISION, Metrics
 from mimo.store import keys
 from mimo.store.base import EmbeddingStore, LookupStatus, Outcome
 from mimo.store.keys import EmbeddingKey
 from mimo.tensor import Buffer, RawTensor
 
-# Shared by all who wait for an encode, so it is nobody's own deadline; whoever leaves, leaves.
-ENCODE_TIMEOUT_S = 300.0
 MAX_PIXEL_BYTES = 512 << 20
 
 _DAMAGED = (LookupStatus.TORN, LookupStatus.CORRUPT)
@@ -78,6 +84,7 @@ class Embedder:
         planner: MediaPlanner,
         processor: ProcessorConfig,
         metrics: Metrics,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._vision, self._audio = vision, audio
         self._store = store
@@ -85,6 +92,7 @@ class Embedder:
         self._planner = planner
         self._processor = processor
         self._metrics = metrics
+        self._clock = clock
         self._flights: Flights[Encoded] = Flights()
         self._pictures = DecodedImages(MAX_PIXEL_BYTES)
 
@@ -103,17 +111,26 @@ class Embedder:
         items: Sequence[PromptItem],
         media: Sequence[Medium],
         tenant_salt: bytes,
+        deadline: float,
         stopwatch: Stopwatch,
     ) -> list[NamedItem]:
         """Find out the key of every item. The first failure in their order is raised."""
         named = await asyncio.gather(
-            *(self._name(item, media[item.media_index], tenant_salt, stopwatch) for item in items),
+            *(
+                self._name(item, media[item.media_index], tenant_salt, deadline, stopwatch)
+                for item in items
+            ),
             return_exceptions=True,
         )
         return all_or_first_error(named)
 
     async def _name(
-        self, item: PromptItem, medium: Medium, tenant_salt: bytes, stopwatch: Stopwatch
+        self,
+        item: PromptItem,
+        medium: Medium,
+        tenant_salt: bytes,
+        deadline: float,
+        stopwatch: Stopwatch,
     ) -> NamedItem:
         """A picture is decoded to be named, unless that happened before."""
         planned = medium.planned
@@ -122,6 +139,7 @@ class Embedder:
             assert isinstance(planned.plan, VideoPlan) and planned.plan.sound is not None
             plan, digest = planned.plan.sound, planned.sound_digest
         if digest is None:
+            self._check_room(item.modality, deadline)  # before anybody decodes
             image = await self._decode_image(medium, stopwatch)
             digest = image.content_digest
             self._pictures.keep(image)
@@ -137,9 +155,15 @@ class Embedder:
         return NamedItem(item, medium, plan, digest, key, facts)
 
     async def ensure(
-        self, named: NamedItem, *, bypass: bool, repair: bool, stopwatch: Stopwatch
+        self,
+        named: NamedItem,
+        *,
+        bypass: bool,
+        repair: bool,
+        deadline: float,
+        stopwatch: Stopwatch,
     ) -> Embedding:
-        """Make the embedding exist. ``bypass`` does not look in the store.
+        """Make the embedding exist by ``deadline``. ``bypass`` does not look in the store.
 
         ``repair`` replaces an entry that the decoder could not use, and asks for the embedding
         itself in case the store is the reason.
@@ -159,16 +183,12 @@ class Embedder:
             repair = bypass or lookup.status in _DAMAGED
         with stopwatch.stage(Stage.ENCODE):
             try:
-                encoded, joined = await self._flights.join(
-                    flight, lambda: self._encode(named, bypass, repair, stopwatch)
+                encoded, joined = await self._join(
+                    flight,
+                    lambda: self._encode(named, bypass, repair, deadline, stopwatch),
                 )
             except MimoError as error:
                 raise located(error, named.medium.field) from error.__cause__
-        if encoded.shape != named.shape:
-            raise Internal(
-                f"{named.item.modality} encoder made {list(encoded.shape)} where "
-                f"{list(named.shape)} was planned"
-            )
         outcome, encode_ms = encoded.outcome, encoded.encode_ms
         if joined and outcome is not Outcome.HIT:
             outcome, encode_ms = Outcome.JOINED, 0.0
@@ -178,9 +198,28 @@ class Embedder:
             outcome = Outcome.BYPASS  # a second attempt of the same wish looks like a repair
         return Embedding(encoded.manifest_digest, encoded.tensor, outcome, encode_ms)
 
+    async def _join(
+        self, name: Hashable, work: Callable[[], Coroutine[Any, Any, Encoded]]
+    ) -> tuple[Encoded, bool]:
+        """Share the flight of that name. A flight has the deadline of whoever started it: those
+        who may wait longer do not give up with it."""
+        while True:
+            is_ours = name not in self._flights
+            try:
+                return await self._flights.join(name, work)
+            except (DeadlineExceeded, Overloaded):
+                if is_ours:
+                    raise
+
     async def _encode(
-        self, named: NamedItem, bypass: bool, repair: bool, stopwatch: Stopwatch
+        self,
+        named: NamedItem,
+        bypass: bool,
+        repair: bool,
+        deadline: float,
+        stopwatch: Stopwatch,
     ) -> Encoded:
+        self._check_room(named.item.modality, deadline)
         pool = self._pool(named.item.modality)
         cost = preprocessing.work(named.plan)
 
@@ -194,9 +233,17 @@ class Embedder:
                 inline=repair,
             )
             stream = self._stream(named, stopwatch)
+            timeout_s = max(0.0, deadline - self._clock())
             if isinstance(named.plan, AudioPlan):
-                return await encode_waveform(replica, target, named.plan, stream, ENCODE_TIMEOUT_S)
-            return await encode_frames(replica, target, named.plan, stream, ENCODE_TIMEOUT_S)
+                encoded = await encode_waveform(replica, target, named.plan, stream, timeout_s)
+            else:
+                encoded = await encode_frames(replica, target, named.plan, stream, timeout_s)
+            if encoded.shape != named.shape:
+                raise garbage(
+                    f"the {pool.component} encoder",
+                    f"{list(encoded.shape)} where {list(named.shape)} was planned",
+                )
+            return encoded
 
         self._metrics.inc("mimo_gateway_dispatched_work_total", cost, component=pool.component)
         self._metrics.add("mimo_gateway_held_work", cost, component=pool.component)
@@ -255,6 +302,10 @@ class Embedder:
         except Unavailable as error:
             raise _unavailable(modality) from error
         return facts
+
+    def _check_room(self, modality: Modality, deadline: float) -> None:
+        """Raises Overloaded when no encoder could begin before ``deadline``."""
+        self._pool(modality).check_room(deadline - self._clock())
 
     def _pool(self, modality: Modality) -> ReplicaPool:
         return self._audio if modality is Modality.AUDIO else self._vision

@@ -5,21 +5,22 @@ its parts do the work.
 """
 
 import asyncio
-import hashlib
-import struct
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gateway.affinity import PrefixMemory, beginnings
 from gateway.choice import Emit, Route
 from gateway.conversation import Conversation
 from gateway.embedding import Embedder, NamedItem
 from gateway.generation import Event, GenerationRequest, ItemReport, PromptUsage, Started
+from gateway.grammar import behind_reasoning
 from gateway.model import Model
 from gateway.planning import MediaPlanner, Medium
 from gateway.prompt.answer import Answer
 from gateway.prompt.placeholders import ExpandedPrompt, expand
 from gateway.prompt.reasoning import Phase
+from gateway.recent import RecentMean
 from gateway.routing import ReplicaPool
 from gateway.running import Item, RunningRequest
 from gateway.sampling import check_sampling, resolve_sampling
@@ -28,8 +29,9 @@ from mimo.errors import DeadlineExceeded, InvalidRequest, MimoError, Reason, Una
 from mimo.metrics import Metrics
 from mimo.rpc.status import from_exception
 
+# Of the time that is left: predictions err, and what is let in and not finished is for nothing.
+MARGIN = 0.8
 QUEUED_EVENTS = 64  # then the decoders wait for the reader
-AFFINITY_TOKENS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +71,29 @@ class Pipeline:
         self._metrics = metrics
         self._max_timeout_s = max_timeout_s
         self._clock = clock
+        self._prefixes = PrefixMemory()
+        self._preparations = {has_media: RecentMean(clock) for has_media in (False, True)}
+
+    def check_room(self, timeout_s: float) -> None:
+        """Raises Overloaded when no decoder could answer in that time. Costs nothing: ask before
+        anything is done for a request, and before its first event again."""
+        self._llm.check_room(min(timeout_s, self._max_timeout_s))
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         """The events of a request: one Started first, one Summary last. Close it to cancel.
 
         Raises MimoError; what this process can hold against a request before the first event.
         """
+        timeout_s = min(request.timeout_s, self._max_timeout_s)
+        deadline = self._clock() + timeout_s
         events: asyncio.Queue[Event | MimoError | None] = asyncio.Queue(QUEUED_EVENTS)
-        running = asyncio.create_task(self._generate(request, events))
+        running = asyncio.create_task(self._generate(request, events, deadline))
         try:
             while (event := await events.get()) is not None:
                 if isinstance(event, MimoError):
                     raise event
+                if self._clock() > deadline:  # what is late is no answer, however near it was
+                    raise DeadlineExceeded("the deadline passed", stage="deliver")
                 yield event
         finally:
             running.cancel()
@@ -134,19 +147,28 @@ class Pipeline:
         return PlannedPrompt(prompt, rendered.phase, tuple(media), items)
 
     async def _generate(
-        self, request: GenerationRequest, events: "asyncio.Queue[Event | MimoError | None]"
+        self,
+        request: GenerationRequest,
+        events: "asyncio.Queue[Event | MimoError | None]",
+        deadline: float,
     ) -> None:
         """Run a request; its last event is None, or the error that ended it."""
         running: RunningRequest | None = None
         try:
-            timeout_s = min(request.timeout_s, self._max_timeout_s)
-            async with asyncio.timeout(timeout_s):
-                running = await self._prepare(request, events.put, self._clock() + timeout_s)
+            async with asyncio.timeout(deadline - self._clock()):
+                left_s = deadline - self._clock()
+                self.check_room(MARGIN * left_s - self._preparation_s(request))
+                with self._llm.expecting(float(request.n)):
+                    began = self._clock()
+                    running = await self._prepare(request, events.put, deadline)
+                    self._preparations[running.has_media].add(self._clock() - began)
                 await running.run()
         except* Exception as failures:
             error = from_exception(_first(failures))
             if isinstance(error, DeadlineExceeded):
                 error.metadata.setdefault("stage", running.stage if running else "plan")
+            if request.grammar is not None and error.field == "grammar":
+                error.field = request.grammar.field  # as the client calls it
             await events.put(error)
         else:
             await events.put(None)
@@ -159,12 +181,13 @@ class Pipeline:
         check_sampling(request, self._model)
         await self._check_live(request.conversation)
         planned = await self.plan(request.conversation, request.tenant_salt, stopwatch)
-        route = Route(self._llm, _affinity(request, planned.prompt), request.n)
+        request = replace(request, grammar=behind_reasoning(request.grammar, planned.phase))
+        route = self._route(request, planned.prompt)
         room = await self._room(planned.prompt, route)
         items: list[NamedItem] = []
         if planned.media:
             items = await self._media_services().embedder.name_all(
-                planned.prompt.items, planned.media, request.tenant_salt, stopwatch
+                planned.prompt.items, planned.media, request.tenant_salt, deadline, stopwatch
             )
         await emit(Started(request.request_id, planned.prompt.usage, planned.items))
         self._metrics.inc("mimo_gateway_dispatched_requests_total", component="llm")
@@ -198,6 +221,14 @@ class Pipeline:
             clock=self._clock,
         )
 
+    def _preparation_s(self, request: GenerationRequest) -> float:
+        """Time that a request needs before a decoder gets it, as things are going."""
+        has_media = any(request.conversation.media_parts())
+        lately_s = self._preparations[has_media].seconds
+        if self._media is None or not has_media:
+            return lately_s
+        return max(lately_s, self._media.planner.wait_s)
+
     async def _check_live(self, conversation: Conversation) -> None:
         """Nobody fetches or decodes media for a request that cannot be answered."""
         modalities = {part.modality for _, part in conversation.media_parts() if part.modality}
@@ -220,6 +251,17 @@ class Pipeline:
             raise _too_long(prompt.usage, limit)
         return room
 
+    def _route(self, request: GenerationRequest, prompt: ExpandedPrompt) -> Route:
+        """Prompts of a tenant that begin alike go to the decoder that remembers the beginning."""
+        digests = beginnings(prompt.ids, request.tenant_salt)
+        return Route(
+            self._llm,
+            digests[0],
+            request.n,
+            prefer=self._prefixes.find(digests),
+            on_settled=lambda address: self._prefixes.remember(digests, address),
+        )
+
     def _media_services(self) -> MediaServices:
         if self._media is None:
             raise InvalidRequest(
@@ -228,14 +270,6 @@ class Pipeline:
                 field="messages",
             )
         return self._media
-
-
-def _affinity(request: GenerationRequest, prompt: ExpandedPrompt) -> bytes:
-    """Prompts of a tenant that begin alike go to the same decoder, which remembers beginnings."""
-    beginning = prompt.ids[:AFFINITY_TOKENS]
-    digest = hashlib.sha256(request.tenant_salt)
-    digest.update(struct.pack(f"<{len(beginning)}I", *beginning))
-    return digest.digest()
 
 
 def _too_long(usage: PromptUsage, limit: int) -> InvalidRequest:

@@ -88,6 +88,11 @@ class MediaPlanner:
         self._store = store
         self._metrics = metrics
 
+    @property
+    def wait_s(self) -> float:
+        """How long media that nobody has seen would take now to be planned and decoded."""
+        return 2.0 * self._decoder.wait_s
+
     async def plan(
         self, conversation: Conversation, tenant_salt: bytes, stopwatch: Stopwatch
     ) -> list[Medium]:

@@ -101,6 +101,10 @@ class RunningRequest:
         ]
 
     @property
+    def has_media(self) -> bool:
+        return bool(self._items)
+
+    @property
     def stage(self) -> str:
         """Where the time goes now."""
         if any(item.report.cache is None for item in self._items):
@@ -125,6 +129,7 @@ class RunningRequest:
             item.named,
             bypass=self._request.cache.embeddings is EmbeddingCache.BYPASS,
             repair=repair,
+            deadline=self._deadline,
             stopwatch=self._stopwatch,
         )
         item.report = replace(

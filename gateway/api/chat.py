@@ -70,7 +70,7 @@ class Chat:
 
     async def tokenize(self, request: Request) -> Response:
         """Plan a request: token counts by modality, without encoding or generating."""
-        call = await self._parse(request)
+        call = await self._parse(request, is_answered=False)
         started = await self._pipeline.count(call.request)
         return JSONResponse(
             {
@@ -81,9 +81,13 @@ class Chat:
             }
         )
 
-    async def _parse(self, request: Request) -> ChatCall:
+    async def _parse(self, request: Request, *, is_answered: bool = True) -> ChatCall:
+        """``is_answered``: by a decoder, so that a request which none has room for goes no further
+        than this."""
         body = await read_json(request)
         timeout_s = _timeout_s(request, is_stream=body.get("stream") is True)
+        if is_answered:
+            self._pipeline.check_room(timeout_s)
         call = parse_chat(body, request.state.request_id, timeout_s)
         self._catalog.check(call.model)
         return call

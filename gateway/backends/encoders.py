@@ -8,15 +8,16 @@ from typing import Any
 
 import grpc
 
+from gateway.backends.faults import garbage, upstream_error
 from gateway.backends.replica import Replica
 from gateway.backends.sending import send
 from gateway.items import AudioPlan, ImagePlan, VideoPlan
 from mimo.errors import Internal, InvalidRequest, Unavailable
 from mimo.rpc.channel import call_metadata
-from mimo.rpc.status import from_rpc_error
 from mimo.rpc.tensors import chunk_from_proto, chunk_to_proto, header_from_proto, header_to_proto
 from mimo.store.base import Outcome
 from mimo.store.keys import EmbeddingKey
+from mimo.store.wire import OUTCOME_FROM_PROTO
 from mimo.tensor import MAX_CHUNK_BYTES, Assembler, Buffer, Chunk, RawTensor, crc32c, num_bytes
 from mimo.v1 import (
     audio_pb2,
@@ -26,14 +27,6 @@ from mimo.v1 import (
     vision_pb2,
     vision_pb2_grpc,
 )
-
-_OUTCOMES = {
-    encoding_pb2.CACHE_OUTCOME_HIT: Outcome.HIT,
-    encoding_pb2.CACHE_OUTCOME_MISS: Outcome.MISS,
-    encoding_pb2.CACHE_OUTCOME_JOINED: Outcome.JOINED,
-    encoding_pb2.CACHE_OUTCOME_REPAIRED: Outcome.REPAIRED,
-    encoding_pb2.CACHE_OUTCOME_BYPASS: Outcome.BYPASS,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +81,7 @@ async def encode_frames(
         timeout=timeout_s, metadata=call_metadata()
     )
     return await _encode(
+        replica,
         call,
         vision_pb2.EncodeFramesRequest(start=start),
         lambda chunk: vision_pb2.EncodeFramesRequest(chunk=chunk),
@@ -112,6 +106,7 @@ async def encode_waveform(
         timeout=timeout_s, metadata=call_metadata()
     )
     return await _encode(
+        replica,
         call,
         audio_pb2.EncodeWaveformRequest(start=start),
         lambda chunk: audio_pb2.EncodeWaveformRequest(chunk=chunk),
@@ -120,6 +115,7 @@ async def encode_waveform(
 
 
 async def _encode(
+    replica: Replica,
     call: Any,
     start: Any,
     wrap: Callable[[tensor_pb2.TensorChunk], Any],
@@ -128,11 +124,15 @@ async def _encode(
     """Upload and read at the same time: the answer may come before the upload is over."""
     upload = _Upload(call)
     sending = asyncio.create_task(upload.send(start, wrap, media))
+    is_answered = False
     try:
-        return await _read_encoded(call, upload)
+        with replica.call(upload.fail):
+            encoded = await _read_encoded(call, upload)
+            is_answered = True
+            return encoded
     except grpc.RpcError as error:
         # A peer that breaks off while we upload and a medium that fails to decode look alike here.
-        raise upload.error or from_rpc_error(error) from None
+        raise upload.error or upstream_error(error) from None
     except asyncio.CancelledError:
         if upload.error is not None:
             raise upload.error from None
@@ -140,6 +140,8 @@ async def _encode(
     finally:
         upload.stop()
         call.cancel()  # without effect on a call that is over
+        if not is_answered:
+            sending.cancel()  # the medium may be in a line to be decoded
         await asyncio.gather(sending, return_exceptions=True)
 
 
@@ -153,6 +155,11 @@ class _Upload:
 
     def stop(self) -> None:
         self._stopped = True
+
+    def fail(self, error: Exception) -> None:
+        """End the call with an error of this side."""
+        self.error = error
+        self._call.cancel()
 
     async def send(
         self, start: Any, wrap: Callable[[tensor_pb2.TensorChunk], Any], media: MediaStream
@@ -168,8 +175,7 @@ class _Upload:
                         return
             await self._call.done_writing()  # the peer hears us out before it hangs up
         except Exception as error:
-            self.error = error
-            self._call.cancel()
+            self.fail(error)
 
 
 async def _chunks(media: MediaStream) -> AsyncGenerator[Chunk, None]:
@@ -194,19 +200,25 @@ async def _chunks(media: MediaStream) -> AsyncGenerator[Chunk, None]:
 async def _read_encoded(call: Any, upload: "_Upload") -> Encoded:
     response = await call.read()
     upload.stop()
-    if response is grpc.aio.EOF or response.WhichOneof("event") != "encoded":
+    if response is grpc.aio.EOF:
         raise Unavailable("the encoder ended the call without an answer")
+    # None is what gRPC makes of a message that it cannot parse.
+    if response is None or response.WhichOneof("event") != "encoded":
+        raise garbage("the encoder", "no answer where one was due")
     encoded = response.encoded
-    if encoded.outcome not in _OUTCOMES:
-        raise Internal(f"the encoder answered with unknown outcome {encoded.outcome}")
-    dtype, shape = header_from_proto(encoded.embedding)
+    if encoded.outcome not in OUTCOME_FROM_PROTO:
+        raise garbage("the encoder", f"unknown outcome {encoded.outcome}")
+    try:
+        dtype, shape = header_from_proto(encoded.embedding)
+    except InvalidRequest as error:
+        raise garbage("the encoder", error.message) from error
     tensor = await _read_tensor(call, dtype, shape) if encoded.inline else None
     await call.read()  # the end: an answer that is followed by an error is none
     return Encoded(
         manifest_digest=encoded.manifest_digest,
         dtype=dtype,
         shape=shape,
-        outcome=_OUTCOMES[encoded.outcome],
+        outcome=OUTCOME_FROM_PROTO[encoded.outcome],
         encode_ms=encoded.encode_ms,
         tensor=tensor,
     )
@@ -220,6 +232,8 @@ async def _read_tensor(call: Any, dtype: str, shape: tuple[int, ...]) -> RawTens
             response = await call.read()
             if response is grpc.aio.EOF:
                 raise Unavailable("the encoder broke off inside an embedding")
+            if response is None:
+                raise garbage("the encoder", "an unreadable chunk")
             assembler.add(chunk_from_proto(response.chunk))
         return assembler.finish()
     except InvalidRequest as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 import grpc
 
+from gateway.backends.faults import garbage, upstream_error
 from gateway.backends.replica import Replica
 from gateway.backends.sending import send
 from gateway.generation import CachePolicy, FinishReason, Grammar, GrammarKind, Speculation
@@ -16,18 +17,15 @@ from gateway.prompt.answer import Token
 from gateway.prompt.placeholders import Span
 from mimo.errors import Unavailable
 from mimo.rpc.channel import call_metadata
-from mimo.rpc.status import from_rpc_error
 from mimo.rpc.tensors import chunks_to_proto, header_to_proto
 from mimo.store.base import Outcome
 from mimo.store.keys import EmbeddingKey
+from mimo.store.wire import MODALITY_TO_PROTO
 from mimo.tensor import RawTensor
-from mimo.v1 import encoding_pb2, llm_pb2, llm_pb2_grpc
+from mimo.v1 import llm_pb2, llm_pb2_grpc
 
-_MODALITIES = {
-    Modality.IMAGE: encoding_pb2.MODALITY_IMAGE,
-    Modality.AUDIO: encoding_pb2.MODALITY_AUDIO,
-    Modality.VIDEO: encoding_pb2.MODALITY_VIDEO,
-}
+# Between two deliveries of a sequence. A preempted one waits for blocks of others; not that long.
+STALL_S = 30.0
 
 _FINISH_REASONS = {
     llm_pb2.FINISH_REASON_STOP: FinishReason.STOP,
@@ -137,24 +135,29 @@ async def generate_tokens(
 ) -> AsyncGenerator[DecoderEvent, None]:
     """Run one call. Closing the iterator cancels it.
 
-    An item whose future fails ends the call with that error.
+    An item whose future fails ends the call with that error. Raises Unavailable for a decoder that
+    breaks off, falls silent, makes no progress or talks nonsense.
     """
     call: Any = llm_pb2_grpc.LanguageModelStub(replica.channel).GenerateTokens(
         timeout=timeout_s, metadata=call_metadata()
     )
     feeder = _Feeder(call, request)
     feeding = asyncio.create_task(feeder.run())
+    patience_s: float | None = None  # a queue or a missing item may hold the first token up
     try:
-        while (response := await call.read()) is not grpc.aio.EOF:
-            event = _event_from_proto(response)
-            yield event
-            if isinstance(event, DecoderFinished):
-                with contextlib.suppress(grpc.RpcError):
-                    await call.read()  # the end, so that the peer is not cut off
-                return
+        with replica.call(feeder.fail):
+            while (response := await _read(call, patience_s)) is not grpc.aio.EOF:
+                event = _event_from_proto(response)
+                yield event
+                if isinstance(event, DecoderTokens):
+                    patience_s = STALL_S
+                if isinstance(event, DecoderFinished):
+                    with contextlib.suppress(grpc.RpcError):
+                        await call.read()  # the end, so that the peer is not cut off
+                    return
         raise Unavailable("the decoder ended the call without finishing")
     except grpc.RpcError as error:
-        raise feeder.error or from_rpc_error(error) from None
+        raise feeder.error or upstream_error(error) from None
     except asyncio.CancelledError:
         if feeder.error is not None:
             raise feeder.error from None
@@ -163,6 +166,15 @@ async def generate_tokens(
         call.cancel()
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
+
+
+async def _read(call: Any, patience_s: float | None) -> Any:
+    """The next response, or EOF. Raises Unavailable when none comes."""
+    try:
+        async with asyncio.timeout(patience_s):
+            return await call.read()
+    except TimeoutError as error:
+        raise Unavailable(f"the decoder made no progress for {patience_s:g} s") from error
 
 
 class _Feeder:
@@ -183,8 +195,12 @@ class _Feeder:
                     return
             await self._call.done_writing()
         except Exception as error:
-            self.error = error
-            self._call.cancel()
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """End the call with an error of this side."""
+        self.error = error
+        self._call.cancel()
 
     async def _messages(self) -> AsyncIterator[llm_pb2.GenerateTokensRequest]:
         start = _start_to_proto(self._request)
@@ -249,7 +265,7 @@ def _item_to_proto(item: DecoderItem) -> llm_pb2.MediaItem:
         state = llm_pb2.ITEM_STATE_STORED
         digest = item.embedding.result().manifest_digest
     return llm_pb2.MediaItem(
-        modality=_MODALITIES[item.modality],
+        modality=MODALITY_TO_PROTO[item.modality],
         key=item.key,
         embedding=header_to_proto(item.dtype, (item.num_rows, item.hidden_size)),
         state=state,
@@ -291,7 +307,9 @@ def _grammar_to_proto(grammar: Grammar | None) -> llm_pb2.Grammar | None:
             return llm_pb2.Grammar(lark=grammar.source)
 
 
-def _event_from_proto(response: llm_pb2.GenerateTokensResponse) -> DecoderEvent:
+def _event_from_proto(response: llm_pb2.GenerateTokensResponse | None) -> DecoderEvent:
+    if response is None:  # what gRPC makes of a message that it cannot parse
+        raise garbage("the decoder", "an unreadable event")
     match response.WhichOneof("event"):
         case "started":
             started = response.started
@@ -313,15 +331,17 @@ def _event_from_proto(response: llm_pb2.GenerateTokensResponse) -> DecoderEvent:
                 first_token_ms=finished.first_token_ms,
             )
         case unknown:
-            raise Unavailable(f"the decoder sent an unknown event {unknown}")
+            raise garbage("the decoder", f"unknown event {unknown}")
 
 
 def _tokens_from_proto(tokens: llm_pb2.GeneratedTokens) -> tuple[Token, ...]:
     if not tokens.logprobs:
         return tuple(map(Token, tokens.ids))
+    if len(tokens.logprobs) != len(tokens.ids):
+        raise garbage("the decoder", f"{len(tokens.logprobs)} logprobs of {len(tokens.ids)} ids")
     return tuple(
         Token(
-            id, logprobs.logprob, tuple(zip(logprobs.top_ids, logprobs.top_logprobs, strict=True))
+            id, logprobs.logprob, tuple(zip(logprobs.top_ids, logprobs.top_logprobs, strict=False))
         )
         for id, logprobs in zip(tokens.ids, tokens.logprobs, strict=True)
     )

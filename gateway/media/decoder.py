@@ -62,6 +62,11 @@ class MediaDecoder:
             )
         )
 
+    @property
+    def wait_s(self) -> float:
+        """How long a job would take now, from asking for it to its end."""
+        return self._pool.wait_s
+
     async def plan(
         self,
         source: bytes,

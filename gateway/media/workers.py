@@ -31,6 +31,7 @@ _START_TIMEOUT_S = 60.0
 _SETTLE_TIMEOUT_S = 5.0
 _POISON_S = 600.0
 _MAX_POISONED = 4096
+_NEWEST = 0.1  # weight of the newest job in the mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,23 @@ class Job:
 
 
 class WorkerPool:
-    """At most ``size`` workers and ``max_waiting`` jobs in line for them."""
+    """At most ``size`` workers and ``max_waiting`` jobs in line for them, as long as a newcomer
+    would wait no more than ``max_wait_s``."""
 
     def __init__(
         self,
         size: int,
         *,
-        max_waiting: int = 64,
+        max_waiting: int = 1024,
+        max_wait_s: float = 30.0,
         recycle_after: int = 500,
         module: str = "gateway.media.worker",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._size = size
         self._max_waiting = max_waiting
+        self._max_wait_s = max_wait_s
+        self._mean_job_s = 0.0  # that a worker is taken; recent jobs count most
         self._recycle_after = recycle_after
         self._module = module
         self._clock = clock
@@ -75,6 +80,11 @@ class WorkerPool:
         self._tasks: set[asyncio.Task[None]] = set()
         self._directory: tempfile.TemporaryDirectory[str] | None = None
         self._is_closed = False
+
+    @property
+    def wait_s(self) -> float:
+        """How long a job would wait now and then take."""
+        return (self._num_waiting / self._size + 1) * self._mean_job_s
 
     async def start(self) -> None:
         """Start every worker, so that no request waits for one to import its libraries."""
@@ -108,6 +118,7 @@ class WorkerPool:
         """
         self._refuse_poison(source_digest)
         worker = await self._acquire()
+        began = self._clock()
         state = _State.BROKEN
         try:
             try:
@@ -129,6 +140,8 @@ class WorkerPool:
                 self._poison(source_digest)
                 raise _crash() from error
         finally:
+            taken_s = self._clock() - began
+            self._mean_job_s += _NEWEST * (taken_s - self._mean_job_s)
             self._give_back(worker, state)
 
     def _refuse_when_closed(self) -> None:
@@ -148,8 +161,13 @@ class WorkerPool:
 
     async def _acquire(self) -> "Worker":
         self._refuse_when_closed()
-        if self._slots.locked() and self._num_waiting >= self._max_waiting:
-            raise Overloaded("too many media are waiting to be decoded", retry_after_s=1.0)
+        wait_s = self.wait_s
+        if self._slots.locked() and (
+            self._num_waiting >= self._max_waiting or wait_s > self._max_wait_s
+        ):
+            raise Overloaded(
+                "too many media are waiting to be decoded", retry_after_s=max(1.0, wait_s)
+            )
         self._num_waiting += 1
         try:
             await self._slots.acquire()

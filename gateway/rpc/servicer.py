@@ -44,6 +44,7 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
         self, request: gateway_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
         with self._call("generate", request):
+            self._pipeline.check_room(_timeout_s(context))
             call = generation_request(request, request_id(), _timeout_s(context))
             name, with_reasoning = self._catalog.card.name, not request.reasoning.exclude
             seq = 0

@@ -9,12 +9,13 @@ every call an encode and every answer inline, and fails none.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic
 
-from mimo.batching import Batch, Batcher, Load
+from mimo.batching import Batch, Batcher, Load, Slot
 from mimo.encoder.flight import Flight, SingleFlight
 from mimo.encoder.request import Encoded, Encoder, EncodeRequest, PlanT
 from mimo.errors import DeadlineExceeded, EmbeddingMismatch, Overloaded
@@ -112,10 +113,8 @@ class EncodeService(Generic[PlanT]):
 
         ``payload`` is called once there is room in the queue. Raises as ``encode`` does.
         """
-        with self._batcher.admit(cost, deadline) as slot:
-            self._publish_load()
+        with self._admit(cost, deadline) as slot:
             done = await slot.run((plan, await payload()))
-        self._publish_load()
         return done.value
 
     async def aclose(self) -> None:
@@ -174,15 +173,13 @@ class EncodeService(Generic[PlanT]):
     async def _compute(
         self, flight: Flight, request: EncodeRequest[PlanT], outcome: Outcome
     ) -> _Product:
-        with self._batcher.admit(request.cost, flight.deadline) as slot:
+        with self._admit(request.cost, flight.deadline) as slot:
             flight.watch(slot)
             self._metrics.inc("mimo_encoder_admitted_work_total", request.cost)
-            self._publish_load()
             started = self._clock()
             payload = await flight.payload()
             self._observe_stage("fetch", self._clock() - started)
             done = await slot.run((request.plan, payload))
-        self._publish_load()
         self._metrics.inc("mimo_encoder_completed_work_total", request.cost)
         self._metrics.observe("mimo_encoder_queue_wait_seconds", done.queue_s)
         manifest = Manifest.describe(
@@ -193,6 +190,18 @@ class EncodeService(Generic[PlanT]):
         )
         stored = await self._keep(manifest, done.value, replace=request.bypass)
         return _Product(outcome, stored, (manifest, done.value), manifest.encode_ms)
+
+    @contextmanager
+    def _admit(
+        self, cost: float, deadline: float
+    ) -> Iterator[Slot[tuple[PlanT, RawTensor], RawTensor]]:
+        """Room in the queue. The load is published on the way in and out, whatever happens."""
+        try:
+            with self._batcher.admit(cost, deadline) as slot:
+                self._publish_load()
+                yield slot
+        finally:
+            self._publish_load()
 
     async def _keep(
         self, manifest: Manifest, tensor: RawTensor, *, replace: bool

@@ -47,6 +47,7 @@ class Load:
     running_work: float = 0.0
     work_per_second: float = 0.0
     predicted_wait_seconds: float = 0.0
+    service_seconds: float = 0.0
 
 
 class ReplicaServicer(replica_pb2_grpc.ReplicaServicer):
@@ -107,5 +108,6 @@ def _load_to_proto(load: Load, draining: bool) -> replica_pb2.WatchLoadResponse:
         running_work=load.running_work,
         work_per_second=load.work_per_second,
         predicted_wait_seconds=load.predicted_wait_seconds,
+        service_seconds=load.service_seconds,
         draining=draining,
     )

@@ -1,35 +1,29 @@
 """The embedding store on Redis or Valkey, standalone or Cluster, used as a cache and nothing more.
 
-    {ek1:<hex>}:c:<writer>:<i>   chunks of 262,128 bytes, written first
-    {ek1:<hex>}:m                manifest, committed last by SET NX
-    {ek1:<hex>}:l                lease: the id of who encodes; released on channel ek1:<hex>
-    {alias:<hex>}                media plan of a file
-
-The server may evict any of these at any time and may answer late or not at all. Each becomes an
-absent entry here; nothing raises. The braces put an entry into one Cluster slot.
+The server may evict anything at any time and may answer late or not at all. Each becomes an absent
+entry here; nothing raises. ``mimo.store.layout`` says under which names things lie.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
 
 from redis.asyncio import Redis
-from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import RedisClusterException, RedisError
 
-from mimo.errors import ConfigError, InvalidRequest
+from mimo.errors import InvalidRequest
 from mimo.metrics import Metrics
 from mimo.store.base import Lookup, LookupStatus, Wait
 from mimo.store.breaker import Breaker
 from mimo.store.keys import EmbeddingKey
+from mimo.store.layout import alias_name, channel, chunk_names, lease_name, manifest_name
 from mimo.store.manifest import Damaged, Manifest, seal, unseal
+from mimo.store.redis_client import connect
 from mimo.tensor import Assembler, Chunk, RawTensor, split
 
 logger = logging.getLogger(__name__)
@@ -93,15 +87,7 @@ class RedisStore:
         cls, url: str, metrics: Metrics, *, limits: RedisLimits | None = None
     ) -> "RedisStore":
         """A store that connects on first use. Raises ConfigError for a URL it cannot read."""
-        limits = limits or RedisLimits()
-        # A retried SET NX cannot tell its own first attempt from another writer: never retry.
-        options = {"protocol": 2, "retry": Retry(NoBackoff(), 0), "socket_timeout": None}
-        try:
-            return cls(_connect(url, **options), metrics, limits=limits)
-        except (ValueError, RedisClusterException) as error:
-            raise ConfigError(
-                f"cannot use the store URL {_without_password(url)}: {error}"
-            ) from error
+        return cls(connect(url), metrics, limits=limits)
 
     async def find(self, key: EmbeddingKey) -> Lookup:
         lookup = await self._find(key)
@@ -110,7 +96,7 @@ class RedisStore:
 
     async def peek(self, key: EmbeddingKey) -> Manifest | None:
         try:
-            data = await self._ask("manifest", lambda: self._client.get(_manifest_name(key)))
+            data = await self._ask("manifest", lambda: self._client.get(manifest_name(key)))
             return Manifest.decode(key, data) if data else None
         except (_Unavailable, Damaged):
             return None
@@ -132,22 +118,22 @@ class RedisStore:
             return None
 
     async def get_alias(self, alias: str) -> bytes | None:
-        name = _alias_name(alias)
+        name = alias_name(alias)
         pipeline = self._client.pipeline(transaction=False)
         pipeline.get(name).expire(name, self._limits.ttl_s)
         try:
             data, _ = await self._ask("manifest", pipeline.execute)
-            return unseal(data) if data else None
+            return _unseal_plan(alias, data) if data else None
         except (_Unavailable, Damaged):
             return None
 
     async def put_alias(self, alias: str, value: bytes) -> None:
-        name, data, ttl_s = _alias_name(alias), seal(value), self._limits.ttl_s
+        name, data, ttl_s = alias_name(alias), _seal_plan(alias, value), self._limits.ttl_s
         with suppress(_Unavailable):
             await self._ask("commit", lambda: self._client.set(name, data, ex=ttl_s), len(data))
 
     async def acquire_lease(self, key: EmbeddingKey, holder: str, ttl_s: float) -> bool:
-        name, ttl_ms = _lease_name(key), round(ttl_s * 1000)
+        name, ttl_ms = lease_name(key), round(ttl_s * 1000)
         try:
             taken = await self._ask(
                 "lease", lambda: self._client.set(name, holder, nx=True, px=ttl_ms)
@@ -159,13 +145,13 @@ class RedisStore:
     async def renew_lease(self, key: EmbeddingKey, holder: str, ttl_s: float) -> bool:
         ttl_ms = round(ttl_s * 1000)
         try:
-            return bool(await self._run(_EXTEND_IF_EQUAL, _lease_name(key), holder, ttl_ms))
+            return bool(await self._run(_EXTEND_IF_EQUAL, lease_name(key), holder, ttl_ms))
         except _Unavailable:
             return True
 
     async def release_lease(self, key: EmbeddingKey, holder: str) -> None:
         with suppress(_Unavailable):
-            await self._run(_DELETE_IF_EQUAL, _lease_name(key), holder, _channel(key))
+            await self._run(_DELETE_IF_EQUAL, lease_name(key), holder, channel(key))
 
     @asynccontextmanager
     async def watch(self, key: EmbeddingKey) -> AsyncIterator[Wait]:
@@ -173,7 +159,7 @@ class RedisStore:
 
         async def subscribe() -> None:
             await self._client.initialize()  # a Cluster's subscription does not learn the slots
-            await subscription.subscribe(_channel(key))
+            await subscription.subscribe(channel(key))
 
         async def wait(timeout_s: float) -> None:
             try:
@@ -193,7 +179,7 @@ class RedisStore:
 
     async def _find(self, key: EmbeddingKey) -> Lookup:
         try:
-            data = await self._ask("manifest", lambda: self._client.get(_manifest_name(key)))
+            data = await self._ask("manifest", lambda: self._client.get(manifest_name(key)))
             if data is None:
                 return Lookup(LookupStatus.MISS)
             try:
@@ -209,14 +195,14 @@ class RedisStore:
     async def _touch(self, manifest: Manifest) -> bool:
         """Extend the life of an entry. Whether all of it is there."""
         pipeline = self._client.pipeline(transaction=False)
-        for name in _chunk_names(manifest):
+        for name in chunk_names(manifest):
             pipeline.expire(name, self._limits.chunk_ttl_s)
-        pipeline.expire(_manifest_name(manifest.key), self._limits.ttl_s)
+        pipeline.expire(manifest_name(manifest.key), self._limits.ttl_s)
         return all(await self._ask("manifest", pipeline.execute))
 
     async def _read(self, manifest: Manifest) -> Lookup:
         """Fetch the chunks, a window of them at a time, checking each."""
-        names, size = _chunk_names(manifest), self._limits.window_chunks
+        names, size = chunk_names(manifest), self._limits.window_chunks
         assembler = Assembler(manifest.dtype, manifest.shape)
         try:
             for first in range(0, len(names), size):
@@ -241,11 +227,11 @@ class RedisStore:
     async def _reject(self, key: EmbeddingKey, seen: bytes, status: LookupStatus) -> Lookup:
         """Remove a useless manifest, so that SET NX lets the next writer in."""
         with suppress(_Unavailable):
-            await self._run(_DELETE_IF_EQUAL, _manifest_name(key), seen)
+            await self._run(_DELETE_IF_EQUAL, manifest_name(key), seen)
         return Lookup(status)
 
     async def _write_chunks(self, manifest: Manifest, tensor: RawTensor) -> None:
-        names, size = _chunk_names(manifest), self._limits.window_chunks
+        names, size = chunk_names(manifest), self._limits.window_chunks
         chunks = list(split(tensor, manifest.chunk_bytes))
         for first in range(0, len(chunks), size):
             pipeline = self._client.pipeline(transaction=False)
@@ -256,7 +242,7 @@ class RedisStore:
 
     async def _commit(self, manifest: Manifest, *, replace: bool) -> Manifest:
         """Make the entry visible, unless another writer was first; its chunks stand then."""
-        name = _manifest_name(manifest.key)
+        name = manifest_name(manifest.key)
         pipeline = self._client.pipeline(transaction=False)
         pipeline.set(name, manifest.encoded, ex=self._limits.ttl_s, nx=not replace).get(name)
         _, standing = await self._ask("commit", pipeline.execute)
@@ -297,35 +283,17 @@ class RedisStore:
             self._metrics.set("mimo_store_breaker_open", 1)
 
 
-def _connect(url: str, **options: Any) -> "Redis | RedisCluster":
-    scheme = url.partition("://")[0]
-    if scheme in ("redis", "rediss", "unix"):
-        client: Redis = Redis.from_url(url, **options)
-        return client
-    if scheme in ("redis+cluster", "rediss+cluster"):
-        return _connect_cluster(url, **options)
-    raise ValueError("expected redis://, rediss://, unix://, redis+cluster:// or memory://")
+def _seal_plan(alias: str, plan: bytes) -> bytes:
+    """A plan names its alias, as a manifest names its key: elsewhere it is another file's."""
+    return seal(alias.encode() + plan)
 
 
-def _connect_cluster(url: str, **options: Any) -> RedisCluster:
-    """redis+cluster://[user[:password]@]host:port[,host:port...]: any of the nodes will do."""
-    parts = urlsplit(url)
-    credentials, _, addresses = parts.netloc.rpartition("@")
-    username, _, password = credentials.partition(":")
-    nodes = [urlsplit(f"//{address}") for address in addresses.split(",")]
-    return RedisCluster(
-        startup_nodes=[ClusterNode(node.hostname or "", node.port or 6379) for node in nodes],
-        require_full_coverage=False,
-        username=username or None,
-        password=password or None,
-        ssl=parts.scheme.startswith("rediss"),
-        **options,
-    )
-
-
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+def _unseal_plan(alias: str, data: bytes) -> bytes:
+    """Raises Damaged, also for the plan of another alias."""
+    body = unseal(data)
+    if not body.startswith(alias.encode()):
+        raise Damaged("the plan belongs to another alias")
+    return body[len(alias) :]
 
 
 def _chunk(manifest: Manifest, index: int, value: bytes) -> Chunk:
@@ -336,24 +304,3 @@ def _chunk(manifest: Manifest, index: int, value: bytes) -> Chunk:
         crc32c=manifest.checksums[index],
         last=index == manifest.num_chunks - 1,
     )
-
-
-def _manifest_name(key: EmbeddingKey) -> str:
-    return f"{{ek1:{key}}}:m"
-
-
-def _chunk_names(manifest: Manifest) -> Sequence[str]:
-    prefix = f"{{ek1:{manifest.key}}}:c:{manifest.writer}"
-    return [f"{prefix}:{index}" for index in range(manifest.num_chunks)]
-
-
-def _lease_name(key: EmbeddingKey) -> str:
-    return f"{{ek1:{key}}}:l"
-
-
-def _channel(key: EmbeddingKey) -> str:
-    return f"ek1:{key}"
-
-
-def _alias_name(alias: str) -> str:
-    return f"{{alias:{alias}}}"

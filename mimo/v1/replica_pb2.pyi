@@ -191,6 +191,7 @@ class WatchLoadResponse(_message.Message):
     WORK_PER_SECOND_FIELD_NUMBER: _builtins.int
     PREDICTED_WAIT_SECONDS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
+    SERVICE_SECONDS_FIELD_NUMBER: _builtins.int
     queued_work: _builtins.float
     """Work waiting and running: patches (vision), seconds of audio, sequences (llm)."""
     running_work: _builtins.float
@@ -199,6 +200,8 @@ class WatchLoadResponse(_message.Message):
     predicted_wait_seconds: _builtins.float
     """Seconds a new piece of work would wait."""
     draining: _builtins.bool
+    service_seconds: _builtins.float
+    """Seconds that a typical piece of work takes once it has begun; 0 while unknown."""
     def __init__(
         self,
         *,
@@ -207,10 +210,11 @@ class WatchLoadResponse(_message.Message):
         work_per_second: _builtins.float = ...,
         predicted_wait_seconds: _builtins.float = ...,
         draining: _builtins.bool = ...,
+        service_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "predicted_wait_seconds", b"predicted_wait_seconds", "queued_work", b"queued_work", "running_work", b"running_work", "work_per_second", b"work_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "predicted_wait_seconds", b"predicted_wait_seconds", "queued_work", b"queued_work", "running_work", b"running_work", "service_seconds", b"service_seconds", "work_per_second", b"work_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

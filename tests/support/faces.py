@@ -72,6 +72,9 @@ class ScriptedPipeline:
         self.entered = asyncio.Event()
         self.cancelled = asyncio.Event()
 
+    def check_room(self, timeout_s: float) -> None:
+        """There is always room."""
+
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
         self.entered.set()

@@ -16,6 +16,7 @@ from mimo.rpc.replica import Description, Load
 from mimo.rpc.server import Service, ServiceServer
 from mimo.rpc.tensors import chunk_from_proto, chunks_to_proto, header_to_proto
 from mimo.store import EmbeddingStore, Manifest, Outcome, parse_key
+from mimo.store.wire import OUTCOME_TO_PROTO
 from mimo.tensor import Assembler, RawTensor
 from mimo.v1 import (
     audio_pb2,
@@ -29,13 +30,6 @@ from mimo.v1 import (
 )
 
 HIDDEN = 8
-
-OUTCOMES = {
-    Outcome.HIT: encoding_pb2.CACHE_OUTCOME_HIT,
-    Outcome.MISS: encoding_pb2.CACHE_OUTCOME_MISS,
-    Outcome.BYPASS: encoding_pb2.CACHE_OUTCOME_BYPASS,
-    Outcome.REPAIRED: encoding_pb2.CACHE_OUTCOME_REPAIRED,
-}
 
 
 class FakeEncoder:
@@ -98,7 +92,7 @@ class FakeEncoder:
         return encoding_pb2.Encoded(
             manifest_digest=manifest.digest,
             embedding=header_to_proto(manifest.dtype, manifest.shape),
-            outcome=OUTCOMES[outcome],
+            outcome=OUTCOME_TO_PROTO[outcome],
             encode_ms=manifest.encode_ms if outcome is not Outcome.HIT else 0.0,
         )
 
@@ -143,6 +137,7 @@ class FakeDecoder(llm_pb2_grpc.LanguageModelServicer):
         self.hold = asyncio.Event()
         self.hold.set()
         self.entered = asyncio.Event()
+        self.holding = asyncio.Event()  # has said its first delivery and waits for ``hold``
         self.cancelled = asyncio.Event()
 
     async def GenerateTokens(self, requests: Any, context: Any) -> AsyncIterator[Any]:
@@ -180,6 +175,8 @@ class FakeDecoder(llm_pb2_grpc.LanguageModelServicer):
             if fresh:
                 last = fresh[-1]
                 yield _response(tokens=_tokens(start, position - len(fresh), fresh))
+            if not self.hold.is_set():
+                self.holding.set()
             await self.hold.wait()
         stopped = last in start.sampling.stop_token_ids
         finished = llm_pb2.GenerationFinished(

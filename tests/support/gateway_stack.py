@@ -4,12 +4,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
+from gateway.backends.language_model import Sampling, TokenRequest
 from gateway.conversation import Conversation, Message, Part, Role, TextPart
 from gateway.embedding import Embedder
 from gateway.generation import (
+    CachePolicy,
     Delta,
     Event,
     GenerationRequest,
+    Speculation,
     Started,
     Summary,
     TextKind,
@@ -158,3 +161,26 @@ def started(events: Sequence[Event]) -> Started:
 def summary(events: Sequence[Event]) -> Summary:
     assert isinstance(events[-1], Summary)
     return events[-1]
+
+
+def token_request() -> TokenRequest:
+    """A call to a decoder: one prompt token, greedy."""
+    sampling = Sampling(
+        temperature=0.0,
+        top_p=1.0,
+        top_k=0,
+        min_p=0.0,
+        seed=1,
+        max_tokens=4,
+        min_tokens=0,
+        stop_token_ids=(),
+        ignore_stop=False,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        repetition_penalty=1.0,
+        logit_bias={},
+        banned_token_ids=(),
+        bad_words=(),
+        num_logprobs=None,
+    )
+    return TokenRequest([1], [], [], sampling, None, Speculation(), CachePolicy(), b"", 0, 0)

@@ -149,6 +149,20 @@ async def test_the_line_is_bounded() -> None:
         assert len(await second) == 2
 
 
+async def test_a_line_that_takes_too_long_is_closed() -> None:
+    async with hostile_pool(max_wait_s=5.0) as pool:
+        async with aclosing(pool.run(job("stream"), b"x", "d")) as stream:
+            await anext(stream)
+            pool._mean_job_s = 5.0
+            second = asyncio.create_task(run(pool, job("echo")))
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded) as caught:
+                await run(pool, job("echo"))
+            assert caught.value.retry_after_s == 10.0
+        assert len(await second) == 2
+        assert pool._mean_job_s < 5.0
+
+
 async def test_workers_are_recycled() -> None:
     async with hostile_pool(recycle_after=2) as pool:
         pids = [await pid_of(pool) for _ in range(4)]

@@ -10,6 +10,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.attempts import MAX_ATTEMPTS
+from gateway.backends.replica import ReportedLoad
 from gateway.conversation import Conversation, Message, Role, TextPart
 from gateway.generation import (
     CachePolicy,
@@ -31,7 +32,6 @@ from gateway.pipeline import Pipeline
 from mimo.errors import (
     DeadlineExceeded,
     EmbeddingMissing,
-    Internal,
     InvalidRequest,
     MimoError,
     NotFound,
@@ -392,6 +392,47 @@ async def test_one_of_two_waiters_may_leave(stack: Stack) -> None:
     assert stack.vision[0].num_cancelled == 0
 
 
+async def test_a_hasty_request_does_not_take_a_patient_one_with_it(stack: Stack) -> None:
+    """The encode that both wait for has the deadline of the one that started it."""
+    stack.vision[0].hold.clear()
+    hasty = asyncio.create_task(stack.run(ask(PICTURE, timeout_s=0.5)))
+    await stack.vision[0].entered.wait()
+    patient = asyncio.create_task(stack.run(ask(PICTURE)))
+    with pytest.raises(DeadlineExceeded):
+        await hasty
+    while len(stack.vision[0].targets) < 2:
+        await asyncio.sleep(0.01)
+    stack.vision[0].hold.set()
+    assert text(await patient) == "ok"
+
+
+async def test_a_picture_is_not_decoded_for_an_encoder_without_room(stack: Stack) -> None:
+    for replica in await stack.pools["vision"].replicas():
+        replica.heard(ReportedLoad(1e6, 1.0, 1e6))
+    with pytest.raises(Overloaded):
+        await stack.run(ask(PICTURE))
+    assert "decode_image" not in stack.media_decoder.jobs
+
+
+async def test_nothing_is_planned_for_a_decoder_without_room(stack: Stack) -> None:
+    for replica in await stack.pools["llm"].replicas():
+        replica.heard(ReportedLoad(100.0, 0.0, 20.0))
+    with pytest.raises(Overloaded) as caught:
+        await stack.run(ask(PICTURE, timeout_s=10.0))
+    assert caught.value.retry_after_s == 20.0
+    assert stack.media_decoder.jobs == []
+
+
+async def test_a_conversation_stays_with_its_decoder(model: Model, workers: WorkerPool) -> None:
+    async with open_stack(model, workers, num_decoders=2) as stack:
+        first = "a long beginning that is worth remembering " * 4
+        await stack.run(ask(first))
+        home = next(decoder for decoder in stack.decoders if decoder.starts)
+        for turn in range(4):
+            await stack.run(ask(first + "and more of it " * turn))
+        assert len(home.starts) == 5
+
+
 async def test_bypass_encodes_again_and_replaces_the_entry(stack: Stack) -> None:
     policy = CachePolicy(embeddings=EmbeddingCache.BYPASS)
     await stack.run(ask(PICTURE))
@@ -448,7 +489,7 @@ async def test_an_entry_that_stays_lost_is_an_error(stack: Stack) -> None:
         await stack.run(ask(PICTURE))
 
 
-async def test_an_encoder_that_breaks_the_plan_is_our_error(stack: Stack) -> None:
+async def test_an_encoder_that_breaks_the_plan_is_not_believed(stack: Stack) -> None:
     part = MediaPart(None, PICTURE)
     await stack.run(ask(part))
     key = parse_key(stack.vision[0].targets[0].key)
@@ -457,8 +498,9 @@ async def test_an_encoder_that_breaks_the_plan_is_our_error(stack: Stack) -> Non
     # The encoder announces one width and makes another.
     for replica in await stack.pools["vision"].replicas():
         object.__setattr__(await replica.facts(), "hidden_size", 4)
-    with pytest.raises(Internal, match="was planned"):
+    with pytest.raises(Unavailable, match="image input"):
         await stack.run(ask(part))
+    assert len(stack.vision[0].targets) == 1 + MAX_ATTEMPTS
 
 
 async def test_encoders_and_decoders_of_a_sound(stack: Stack) -> None:

@@ -200,6 +200,14 @@ async def test_a_damaged_plan_is_absent(store: RedisStore, server: Any) -> None:
     assert await store.get_alias(alias) is None
 
 
+async def test_the_plan_of_another_file_is_absent(store: RedisStore, server: Any) -> None:
+    alias, other = secrets.token_hex(32), secrets.token_hex(32)
+    await store.put_alias(other, b"plan")
+    await server.set(f"{{alias:{alias}}}", await server.get(f"{{alias:{other}}}"))
+    assert await store.get_alias(alias) is None
+    assert await store.get_alias(other) == b"plan"
+
+
 async def test_bytes_are_counted(redis_url: str, key: EmbeddingKey) -> None:
     metrics = Metrics("vision")
     store = RedisStore.from_url(redis_url, metrics, limits=PATIENT)

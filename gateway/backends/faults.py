@@ -1,0 +1,30 @@
+"""What went wrong with a call to a replica, and whose fault that is."""
+
+import grpc
+
+from mimo.errors import MimoError, Unavailable
+from mimo.rpc.status import from_rpc_error, is_explained
+
+# Our servicers explain every failure. Without an explanation these come from the transport, from a
+# process that is being torn down, or from one that does not speak our protocol.
+_UNEXPLAINED = frozenset(
+    (
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.UNKNOWN,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.DATA_LOSS,
+    )
+)
+
+
+def upstream_error(error: grpc.RpcError) -> MimoError:
+    """The error behind a failed call. What a replica cannot explain, another may do better."""
+    if error.code() in _UNEXPLAINED and not is_explained(error):
+        return Unavailable(f"the replica broke off: {error.code().name}")
+    return from_rpc_error(error)
+
+
+def garbage(component: str, what: object) -> Unavailable:
+    """An answer that breaks the protocol: held against the replica, and asked for elsewhere."""
+    return Unavailable(f"garbage from {component}: {what}")

@@ -1,0 +1,75 @@
+"""Following what replicas say of their load, and noticing when they say nothing.
+
+A replica reports at least once a second. One that falls silent is frozen, whatever TCP says: its
+calls are broken off, so that they go on elsewhere, and it gets no new ones until it speaks again.
+Silence is counted in ticks of this process, so that a pause of our own is not held against anyone.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+
+import grpc
+
+from gateway.backends.replica import Replica, ReportedLoad
+from mimo.v1 import replica_pb2, replica_pb2_grpc
+
+TICK_S = 0.5
+SILENT_TICKS = 10  # 5 s without a word
+RETRY_S = 0.25
+
+
+class LoadWatch:
+    """Follows a changing set of replicas until cancelled."""
+
+    def __init__(self, replicas: Callable[[], Awaitable[Collection[Replica]]]) -> None:
+        self._replicas = replicas
+        self._followers: dict[Replica, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await self._look()
+                await asyncio.sleep(TICK_S)
+        finally:
+            for follower in self._followers.values():
+                follower.cancel()
+            await asyncio.gather(*self._followers.values(), return_exceptions=True)
+
+    async def _look(self) -> None:
+        replicas = await self._replicas()
+        for gone in self._followers.keys() - set(replicas):
+            self._followers.pop(gone).cancel()
+        for replica in replicas:
+            if replica not in self._followers:
+                self._followers[replica] = asyncio.create_task(_follow(replica))
+            replica.tick(SILENT_TICKS)
+
+
+async def _follow(replica: Replica) -> None:
+    """Read the reports of one replica, through its restarts."""
+    stub = replica_pb2_grpc.ReplicaStub(replica.channel)
+    while True:
+        call = stub.WatchLoad(replica_pb2.WatchLoadRequest())
+        is_first = True
+        try:
+            async for report in call:
+                if is_first:
+                    replica.introduced()
+                    is_first = False
+                replica.heard(_load_from_proto(report))
+        except grpc.RpcError:
+            pass
+        finally:
+            call.cancel()
+            replica.unwatched()
+        await asyncio.sleep(RETRY_S)
+
+
+def _load_from_proto(report: replica_pb2.WatchLoadResponse) -> ReportedLoad:
+    return ReportedLoad(
+        outstanding=report.queued_work + report.running_work,
+        work_per_second=report.work_per_second,
+        wait_s=report.predicted_wait_seconds,
+        service_s=report.service_seconds,
+        drains=report.draining,
+    )
