@@ -59,8 +59,8 @@ soak: setup oracles ## Three minutes of faults, hours of load: what `make check`
 oracles: $(VENV)/.oracles ## Install the independent implementations that `make check` compares with
 
 $(VENV)/.oracles: pyproject.toml | $(STAMP)
-	@echo "oracles: installing librosa, transformers, openai, playwright (about a minute)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,oracles]'
+	@echo "oracles: installing librosa, transformers, openai, playwright, scikit-learn (about a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,oracles,train]'
 	@touch $@
 
 train-tiny: setup ## Train the bundled model; resumes (about 3.5 hours on two idle cores)
