@@ -135,7 +135,7 @@ def test_tokens_do_not_depend_on_how_they_are_made(
     assert num_near_ties(pair[0], prompts, outputs) == 0
 
 
-@pytest.mark.check
+@pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
 def test_two_hundred_prompts(
