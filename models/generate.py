@@ -1,4 +1,4 @@
-"""Write mimo-tiny with random weights: ``python -m models.generate [--out DIR] [--seed N]``.
+"""Write mimo-tiny with random weights: ``python -m models.generate --out DIR [--seed N]``.
 
 The directory has everything a served checkpoint has, in the published layout of MiMo-V2.5, and its
 answers are fluent nonsense: it serves to run, test and measure the system before any training.
@@ -14,8 +14,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models import config, files, tokenizer, weights
-
-DEFAULT_DIRECTORY = Path(__file__).resolve().parent / "mimo-tiny"
 
 
 def generate(directory: Path, seed: int = 0) -> None:
@@ -80,7 +78,7 @@ def write_checkpoint(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=DEFAULT_DIRECTORY, metavar="DIR")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--seed", type=int, default=0, metavar="N")
     options = parser.parse_args()
     generate(options.out, options.seed)

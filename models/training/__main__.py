@@ -21,7 +21,7 @@ from rich.console import Console
 
 from mimo.config import parse
 from mimo.errors import StartupError
-from models.training.parallel import keep_memory
+from mimo.nn.heap import keep_freed_buffers
 from models.training.pipeline import Pipeline
 from models.training.settings import Settings
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 def run(command: str, settings: Settings, console: Console) -> None:
     torch.set_num_threads(1)  # faster than two, for matrices of this size
-    keep_memory()
+    keep_freed_buffers(512 << 20)
     pipeline = Pipeline(settings, console)
     match command:
         case "data":

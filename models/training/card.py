@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from mimo.cli.score import skill_figures
 from models.training import gates
 from models.training.settings import Recipe
 
@@ -49,7 +50,7 @@ The weights are under Apache-2.0, like the rest of this repository.
 
 
 def model_card(report: Mapping[str, Any], amounts: Recipe) -> str:
-    """README.md of the checkpoint, from what :func:`models.training.evaluate.report` made."""
+    """README.md of the checkpoint, from what :func:`mimo.cli.score.report` made."""
     counts = ("shapes", "videos", "texts", "digits", "sounds")
     made = _MADE.format(**{name: f"{getattr(amounts, name):,}" for name in counts})
     return f"{_HEAD}\n{_accuracy(report)}{made}"
@@ -57,7 +58,7 @@ def model_card(report: Mapping[str, Any], amounts: Recipe) -> str:
 
 def _accuracy(report: Mapping[str, Any]) -> str:
     """Measured figures beside the goals; a missed goal is shown like any other."""
-    figures = gates.skill_figures(report)
+    figures = skill_figures(report)
     lines = ["## Measured", "Share of held-out answers that are right as a whole, greedily.", ""]
     lines += ["| skill | right | goal | examples |", "|---|---|---|---|"]
     for name, figure in figures.items():

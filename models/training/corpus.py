@@ -5,7 +5,7 @@ number of processes, and a larger set begins with the smaller one.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -39,6 +39,11 @@ SPLITS: dict[str, tuple[str, ...]] = {
     "videos": (TRAIN, HELD_OUT),
     "sounds": (TRAIN, HELD_OUT, UNSEEN),
 }
+HELD_OUT_SPLITS = {
+    name: tuple(split for split in splits if split != TRAIN) for name, splits in SPLITS.items()
+}
+
+Splits = Mapping[str, Sequence[str]]
 
 _CHUNK = 200  # samples a worker makes at once
 
@@ -68,17 +73,19 @@ class DataSet:
         return cls(Ragged(folder), facts, digests)
 
 
-def make(settings: Settings, progress: Progress) -> None:
-    """Make every set that is not there yet, then check that none leaks into another."""
+def make(settings: Settings, progress: Progress, splits: Splits = SPLITS) -> None:
+    """Make every one of the sets that is not there yet, then check that none leaks into another."""
     with ProcessPoolExecutor(settings.ranks, get_context("spawn")) as pool:
-        for name, splits in SPLITS.items():
-            for split in splits:
+        for name, wanted in splits.items():
+            for split in wanted:
                 folder = settings.data / name / split
                 if not (folder / "facts.jsonl").exists():
                     size = _size(settings.amounts, name, split)
                     _make_split(settings.seed, name, split, size, folder, pool, progress)
-    for name, splits in SPLITS.items():
-        check_disjoint({split: DataSet.open(settings.data / name / split) for split in splits})
+    for name, wanted in splits.items():
+        made = {split: DataSet.open(settings.data / name / split) for split in wanted}
+        if TRAIN in made:
+            check_disjoint(made)
 
 
 def check_disjoint(splits: dict[str, DataSet]) -> None:
@@ -154,19 +161,19 @@ _DRAWERS: dict[str, Callable[[str, Any], Sample]] = {
     ),
     "digits": lambda split, rng: draw_digit(rng, held_out=split != TRAIN),
     "videos": lambda split, rng: draw_video(rng, processor_config()),
-    "sounds": lambda split, rng: draw_sound(rng, unseen=split == UNSEEN),
+    "sounds": lambda split, rng: draw_sound(rng, unseen=split == UNSEEN, taught=split == TRAIN),
 }
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """All sets of a training run, by name and split."""
+    """Sets of a training run, by name and split."""
 
     sets: dict[tuple[str, str], DataSet]
 
     @classmethod
-    def open(cls, folder: Path) -> "Corpus":
-        names = [(name, split) for name, splits in SPLITS.items() for split in splits]
+    def open(cls, folder: Path, splits: Splits) -> "Corpus":
+        names = [(name, split) for name, wanted in splits.items() for split in wanted]
         return cls({(name, split): DataSet.open(folder / name / split) for name, split in names})
 
     def __getitem__(self, key: tuple[str, str]) -> DataSet:

@@ -4,7 +4,6 @@ On two cores this beats one process with two threads by far: operations of this 
 waking a second thread than they win by it.
 """
 
-import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,16 +57,3 @@ class Ranks:
 
 
 ALONE = Ranks()
-
-# Parameters of glibc's mallopt and their values.
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-_KEPT_BYTES, _LARGEST_ON_HEAP = 1 << 29, 1 << 28
-
-
-def keep_memory() -> None:
-    """Let freed buffers stay with the process. A step needs the same ones again, and mapping them
-    anew costs more than filling them. Does nothing where the C library is not glibc."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
-        mallopt(_MMAP_THRESHOLD, _LARGEST_ON_HEAP)

@@ -15,22 +15,24 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from mimo.cli import score
 from mimo.errors import StartupError
+from mimo.nn.heap import keep_freed_buffers
 from models.training import corpus as corpora
 from models.training import gates
 from models.training.audio_stage import AudioStage
 from models.training.batch import Encoded
 from models.training.card import model_card
-from models.training.corpus import SPLITS, Corpus
+from models.training.corpus import HELD_OUT_SPLITS, SPLITS, Corpus
 from models.training.decoder_stage import DecoderStage
-from models.training.evaluate import evaluate, report, table
+from models.training.evaluate import evaluate
 from models.training.examples import Examples
 from models.training.export import export
 from models.training.features import cache_codes, cache_mels, cache_patches
 from models.training.loop import Stage, bars, run
 from models.training.mtp_stage import MtpStage
 from models.training.networks import Networks, round_to_bf16
-from models.training.parallel import ALONE, Ranks, keep_memory
+from models.training.parallel import ALONE, Ranks
 from models.training.prompts import write_prompts
 from models.training.quantiser import kmeans_codebooks
 from models.training.ragged import Ragged
@@ -83,13 +85,13 @@ class Pipeline:
             cache_patches(self._corpus(), networks.tower, self._settings.data, progress)
         figures = self._read_report(ENCODERS)
         self._console.print(gates.table("encoders", gates.ENCODERS, figures))
-        self._check("encoders", gates.missed(gates.ENCODERS, figures, gates.ENCODERS_FLOOR))
+        self._check("encoders", score.missed(gates.ENCODERS, figures, gates.ENCODERS_FLOOR))
 
     def decoder(self) -> None:
         """Stage B."""
         self._train("decoder")
-        figures = gates.skill_figures(self.evaluate("decoder"))
-        self._check("decoder", gates.missed(gates.SKILLS, figures, gates.SKILLS_FLOOR))
+        figures = score.skill_figures(self.evaluate("decoder"))
+        self._check("decoder", score.missed(gates.SKILLS, figures, gates.SKILLS_FLOOR))
 
     def mtp(self) -> None:
         """Stage C. Nothing is built on it, so it has goals but no floor."""
@@ -105,11 +107,9 @@ class Pipeline:
         examples, encoded = self._examples()
         with bars() as progress:
             count = self._settings.amounts.evaluated
-            results = evaluate(networks, examples, encoded, count, progress)
-        figures = report(results)
+            figures = score.report(evaluate(networks, examples, encoded, count, progress))
         self._write_report(name, figures)
-        self._console.print(table(results))
-        self._console.print(gates.table("skills", gates.SKILLS, gates.skill_figures(figures)))
+        self._console.print(score.table(figures, gates.SKILLS))
         return figures
 
     def networks(self) -> Networks:
@@ -144,11 +144,15 @@ class Pipeline:
         return size
 
     def prompts(self) -> Path:
-        """Write held-out questions of every skill with their media. -> the folder."""
+        """Write held-out questions of every skill with their media, and the goals for the answers.
+        Needs nothing trained, and of the data sets the held-out ones alone. -> the folder."""
         settings = self._settings
-        examples, _ = self._examples()
         folder = settings.root / "prompts"
-        write_prompts(examples, self._corpus(), settings.seed, folder, settings.amounts.evaluated)
+        with bars() as progress:
+            corpora.make(settings, progress, HELD_OUT_SPLITS)
+            corpus = Corpus.open(settings.data, HELD_OUT_SPLITS)
+            examples, count = Examples(Skills(corpus)), settings.amounts.evaluated
+            write_prompts(examples, corpus, settings.seed, folder, count, progress)
         return folder
 
     def status(self) -> dict[str, str]:
@@ -260,7 +264,7 @@ class Pipeline:
         return Examples(skills), encoded
 
     def _corpus(self) -> Corpus:
-        return Corpus.open(self._settings.data)
+        return Corpus.open(self._settings.data, SPLITS)
 
     def _path(self, name: str) -> Path:
         return self._settings.state / f"{name}{SUFFIX}"
@@ -291,7 +295,7 @@ class Pipeline:
 def train_rank(settings: Settings, name: str, rank: int, meeting_point: Path) -> None:
     """The life of one training process."""
     torch.set_num_threads(1)
-    keep_memory()
+    keep_freed_buffers(512 << 20)
     ranks = Ranks.join(rank, settings.ranks, meeting_point)
     stage = Pipeline(settings, Console()).build(name, ranks)
     with bars() as progress:

@@ -52,7 +52,8 @@ def about_picture(rng: random.Random, scene: Scene) -> Exchange:
 
 
 def about_text(rng: random.Random, text: str) -> Exchange:
-    return Exchange(rng.choice(READ), f"The text says: {text}", f"{len(text)} characters")
+    part = "1-2 characters" if len(text) <= 2 else "3-5 characters"
+    return Exchange(rng.choice(READ), f"The text says: {text}", part)
 
 
 def about_digit(rng: random.Random, digit: int) -> Exchange:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from mimo.checkpoint.directory import BUNDLED
 from mimo.config import option
-from models.generate import DEFAULT_DIRECTORY
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,24 +20,24 @@ class Recipe:
     texts: int = 60_000
     digits: int = 12_000
     videos: int = 20_000
-    sounds: int = 20_000
+    sounds: int = 26_000
     held_out: int = 500
 
     # Vision. Batches are those of one rank: shapes, texts, digits, videos.
-    vision_steps: int = 5_500
+    vision_steps: int = 4_000
     vision_batch: tuple[int, int, int, int] = (12, 30, 8, 6)
     vision_lr: float = 0.015
 
     # Audio: without quantiser, then through it.
     audio_steps: int = 3_500
-    quantised_steps: int = 700
+    quantised_steps: int = 1_000
     audio_batch: int = 16
     audio_lr: float = 0.02
 
     # Language model: text alone, everything together, then the drafts. Examples per step and rank.
-    text_steps: int = 700
-    decoder_steps: int = 4_000
-    mtp_steps: int = 1_000
+    text_steps: int = 400
+    decoder_steps: int = 2_600
+    mtp_steps: int = 300
     decoder_batch: int = 48
     decoder_lr: float = 0.011
 
@@ -84,7 +84,7 @@ class Settings:
         str(Path("~/.cache/mimo-train").expanduser()),
         help="data and state; outside the clone, so that a run survives it",
     )
-    out: str = option(str(DEFAULT_DIRECTORY), help="model directory that export writes")
+    out: str = option(str(BUNDLED), help="model directory that export writes")
     recipe: str = option("full", help="how much of everything", choices=tuple(RECIPES))
     seed: int = option(0, help="seed of data, initial weights and sampling")
     ranks: int = option(2, help="processes of the decoder and draft stages, one thread each")

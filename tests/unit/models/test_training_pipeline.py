@@ -17,19 +17,29 @@ from torch import Tensor
 from gateway.items import MediaOptions
 from gateway.media.plan.video import sample_frames
 from mimo.checkpoint.index import CheckpointIndex
+from mimo.cli.prompts import read_goals, read_prompts
+from mimo.cli.score import Score
 from mimo.nn.attention import AttentionSelector
 from models.training import evaluate as evaluation
 from models.training.batch import Batch
-from models.training.corpus import HELD_OUT, SPLITS, draw_samples, processor_config
+from models.training.card import model_card
+from models.training.corpus import (
+    HELD_OUT,
+    HELD_OUT_SPLITS,
+    SPLITS,
+    Corpus,
+    draw_samples,
+    processor_config,
+)
 from models.training.decoder_stage import answer_loss
 from models.training.draw import stream
 from models.training.export import export
 from models.training.features import cache_codes, cache_mels, cache_patches
+from models.training.gates import DRAFTS, SKILLS
 from models.training.loop import Stage, bars, run
 from models.training.networks import Networks, round_to_bf16
 from models.training.parallel import ALONE
 from models.training.pipeline import ENCODERS, Pipeline
-from models.training.prompts import write_prompts
 from models.training.ragged import write_ragged
 from models.training.settings import Settings
 from models.training.skills import MIX, WITH_UNSEEN
@@ -226,12 +236,22 @@ def test_drafts_are_counted_as_speculation_would(settings: Settings) -> None:
     answer = 7
     example = dataclasses.replace(example, ids=(*range(20), *range(answer)), start=20)
     right = {row: True for row in range(40)}
-    result = evaluation.Result(drafted=[0, 0], accepted=[0, 0])
-    evaluation._draft(example, 0, [right, right | {19: False}], result)
+    score = Score()
+    evaluation._draft(example, 0, [right, right | {19: False}], score)
     # Known 20: first draft right, second wrong -> 2 tokens. Known 22: both right -> 3. Known 25:
     # one token is left to draft and to emit -> 1.
-    assert (result.rounds, result.emitted) == (3, 6)
-    assert (result.drafted, result.accepted) == ([3, 2], [3, 1])
+    assert (score.rounds, score.emitted) == (3, 6)
+    assert (score.drafted, score.accepted) == ([3, 2], [3, 1])
+
+
+def test_every_skill_is_measured_and_named_in_the_card(settings: Settings) -> None:
+    report = Pipeline(settings, Console()).evaluate()
+    names = {*MIX, *(f"{skill}, unseen" for skill in WITH_UNSEEN)}
+    assert {name: result["n"] for name, result in report["skills"].items()} == dict.fromkeys(
+        names, settings.amounts.evaluated
+    )
+    card = model_card(report, settings.amounts)
+    assert all(f"| {name} |" in card for name in names)
 
 
 def test_services_load_what_is_exported(settings: Settings, tmp_path: Path) -> None:
@@ -286,28 +306,28 @@ def test_held_out_sets_hold_nothing_of_training(settings: Settings) -> None:
 def test_prompts_are_written_with_media_that_can_be_planned(
     settings: Settings, tmp_path: Path
 ) -> None:
-    """A clip drawn whole holds the very frames that the model was trained on, and its file has the
-    length and rate that its plan was made for."""
-    pipeline = Pipeline(settings, Console())
-    corpus, (examples, _) = pipeline._corpus(), pipeline._examples()
-    write_prompts(examples, corpus, settings.seed, tmp_path, count=3)
-    lines = [json.loads(line) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
-    assert len(lines) == 3 * (len(MIX) + len(WITH_UNSEEN))
-    assert {medium["kind"] for line in lines for medium in line["media"]} == {
-        "image",
-        "audio",
-        "video",
-    }
-    videos = [m["file"] for line in lines for m in line["media"] if m["kind"] == "video"]
-    index = int(Path(videos[0]).stem.split("-")[2])
-    data = corpus["videos", HELD_OUT]
+    """From held-out sets alone. A clip drawn whole holds the very frames that the model is trained
+    on, and its file has the length and rate that its plan was made for."""
+    for name, splits in HELD_OUT_SPLITS.items():
+        for split in splits:
+            shutil.copytree(settings.data / name / split, tmp_path / "data" / name / split)
+    alone = dataclasses.replace(settings, train_dir=str(tmp_path))
+    folder = Pipeline(alone, Console()).prompts()
+    prompts = read_prompts(folder)
+    assert len(prompts) == settings.amounts.evaluated * (len(MIX) + len(WITH_UNSEEN))
+    assert {kind for prompt in prompts for kind, _ in prompt.media} == {"image", "audio", "video"}
+    assert read_goals(folder) == SKILLS | DRAFTS
+    assert not (alone.data / "shapes" / "train").exists()
+    videos = [file for prompt in prompts for kind, file in prompt.media if kind == "video"]
+    index = int(videos[0].stem.split("-")[2])
+    data = Corpus.open(alone.data, HELD_OUT_SPLITS)["videos", HELD_OUT]
     stored, facts = data.arrays[index], data.facts[index]
     rng = stream(settings.seed, "videos", HELD_OUT, index)
     frames, whole = draw_video(rng, processor_config(), every_frame=True)
     taken = sample_frames(whole["num_frames"], whole["rate"], MediaOptions(), processor_config())
     assert whole["num_frames"] == facts["num_frames"] == len(frames)
     assert np.array_equal(frames[list(taken.frame_indices)], stored)
-    with av.open(str(tmp_path / videos[0])) as container:
+    with av.open(str(videos[0])) as container:
         decoded = list(container.decode(container.streams.video[0]))
         assert float(container.streams.video[0].average_rate) == facts["rate"]
     assert len(decoded) == len(frames)
