@@ -18,6 +18,6 @@ def model_directory(given: str) -> Path:
     if given:
         raise CheckpointError(f"--model: {given} is not a model directory (it has no config.json)")
     raise CheckpointError(
-        "no model: give a checkpoint directory with --model or MIMO_MODEL, or make the bundled one"
-        f" with `make setup` (it would be {BUNDLED})"
+        "no model: give a checkpoint directory with --model or MIMO_MODEL; the bundled one, which"
+        f" a checkout has, is not in {BUNDLED}"
     )

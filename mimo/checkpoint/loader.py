@@ -125,6 +125,8 @@ def _by_file(plan: Sequence[_Source]) -> dict[Path, list[_Source]]:
 
 def _materialise(tensor: Tensor, part: Part) -> Tensor:
     """Memory of its own: the file is mapped, and its alignment would show in the last bits."""
+    if part.columns is not None:
+        tensor = tensor[:, part.columns[0] : part.columns[1]]
     if part.rows is None:
         return tensor.clone(memory_format=torch.contiguous_format)
     return torch.cat([tensor[start:stop] for start, stop in part.rows])

@@ -1,9 +1,9 @@
-"""How checkpoint tensors become parameters, as data: rename, split by rows, cast."""
+"""How checkpoint tensors become parameters, as data: rename, split by rows, narrow, cast."""
 
 import logging
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mimo.errors import CheckpointError
@@ -15,16 +15,20 @@ QkvRows = Literal["interleaved", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A parameter made of a tensor: all of it, or row ranges put one after the other."""
+    """A parameter made of a tensor: all of it, or row ranges put one after the other, and of these
+    all columns or a range."""
 
     name: str
     rows: tuple[tuple[int, int], ...] | None = None
+    columns: tuple[int, int] | None = None
 
     def shape(self, source: tuple[int, ...]) -> tuple[int, ...]:
         """The parameter's shape when it is cut from a tensor of shape ``source``."""
-        if self.rows is None:
-            return source
-        return (sum(stop - start for start, stop in self.rows), *source[1:])
+        if self.rows is not None:
+            source = (sum(stop - start for start, stop in self.rows), *source[1:])
+        if self.columns is not None:
+            source = (source[0], self.columns[1] - self.columns[0], *source[2:])
+        return source
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,18 +89,64 @@ class SplitFusedQkv:
         return tuple(parts)
 
 
-Rule = Rename | SplitFusedQkv | Cast
+@dataclass(frozen=True, slots=True)
+class Narrow:
+    """Keeps ``[start, stop)`` of a dimension, 0 rows or 1 columns, of parameters whose name the
+    pattern finds. ``size`` is what that dimension has without it."""
+
+    pattern: str
+    dim: Literal[0, 1]
+    start: int
+    stop: int
+    size: int
+
+    def narrow(self, part: Part, source: tuple[int, ...]) -> Part:
+        """The rest of ``part``, cut from a tensor of shape ``source``. Raises CheckpointError when
+        that has another size."""
+        shape = part.shape(source)
+        if len(shape) <= self.dim or shape[self.dim] != self.size:
+            raise CheckpointError(
+                f"tensor {part.name}: expected {self.size} in dimension {self.dim} of its shape,"
+                f" found {list(shape)}"
+            )
+        if self.dim == 1:
+            return replace(part, columns=(self.start, self.stop))
+        return replace(part, rows=_within(part.rows or ((0, source[0]),), self.start, self.stop))
+
+
+Rule = Rename | SplitFusedQkv | Narrow | Cast
 
 
 def parts_of(name: str, shape: tuple[int, ...], rules: Sequence[Rule]) -> tuple[Part, ...]:
-    """The parameters a tensor becomes: every Rename in order, then the first split that matches."""
+    """The parameters a tensor becomes: every Rename in order, the first split that matches, then
+    every Narrow."""
     for rule in rules:
         if isinstance(rule, Rename):
             name = re.sub(rule.pattern, rule.replacement, name)
+    splits = (r for r in rules if isinstance(r, SplitFusedQkv) and re.search(r.pattern, name))
+    split = next(splits, None)
+    parts = (Part(name),) if split is None else split.parts(name, shape)
+    return tuple(_narrowed(part, shape, rules) for part in parts)
+
+
+def _narrowed(part: Part, source: tuple[int, ...], rules: Sequence[Rule]) -> Part:
     for rule in rules:
-        if isinstance(rule, SplitFusedQkv) and re.search(rule.pattern, name):
-            return rule.parts(name, shape)
-    return (Part(name),)
+        if isinstance(rule, Narrow) and re.search(rule.pattern, part.name):
+            part = rule.narrow(part, source)
+    return part
+
+
+def _within(
+    ranges: Sequence[tuple[int, int]], start: int, stop: int
+) -> tuple[tuple[int, int], ...]:
+    """Elements ``[start, stop)`` of the ranges put one after the other, as ranges."""
+    kept, offset = [], 0
+    for first, last in ranges:
+        low, high = max(start - offset, 0), min(stop - offset, last - first)
+        if low < high:
+            kept.append((first + low, first + high))
+        offset += last - first
+    return tuple(kept)
 
 
 def qkv_rows(config: Mapping[str, Any], override: QkvRows | None = None) -> QkvRows | None:

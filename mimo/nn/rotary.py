@@ -32,10 +32,8 @@ def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     heads exact until the final rounding. x: [T, N, H], cos and sin: [T, R/2] -> [T, N, H]
     """
     half = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]  # [T, 1, R/2]
-    first, second = x[..., :half], x[..., half : 2 * half]
-    rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-    rotated = rotated.to(x.dtype)  # [T, N, R]
-    if x.shape[-1] == 2 * half:
-        return rotated
-    return torch.cat((rotated, x[..., 2 * half :]), dim=-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)  # [T, 1, R/2]
+    turning, rest = x.split_with_sizes((2 * half, x.shape[-1] - 2 * half), dim=-1)
+    first, second = turning.to(torch.promote_types(x.dtype, cos.dtype)).chunk(2, dim=-1)
+    rotated = (first * cos - second * sin, second * cos + first * sin, rest)
+    return torch.cat(rotated, dim=-1).to(x.dtype)

@@ -2,6 +2,7 @@
 
 import time
 
+from mimo.errors import StartupError
 from services.llm.engine.core import EngineCore
 from services.llm.engine.request import Request, SamplingParams
 
@@ -10,7 +11,10 @@ MAX_TOKENS = 4
 
 
 def calibrate(core: EngineCore) -> float:
-    """Prompt tokens per second, of the second of two equal prompts."""
+    """Prompt tokens per second, of the second of two equal prompts.
+
+    Raises StartupError when the model cannot generate: it would fail every request, too.
+    """
     scheduler = core.scheduler
     room = max(scheduler.max_context - MAX_TOKENS, 1)
     length = min(MAX_PROMPT, scheduler.max_step_tokens, room)
@@ -29,8 +33,11 @@ def _prefill(core: EngineCore, length: int) -> float:
     )
     core.add(request)
     started = time.perf_counter()
-    core.step()
+    step = core.step()
     seconds = time.perf_counter() - started
     while core.scheduler.num_unfinished:
-        core.step()
+        step = core.step()
+    for progress in step.progress:
+        if progress.error is not None:
+            raise StartupError(f"a first generation failed: {progress.error.message}")
     return seconds

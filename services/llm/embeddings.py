@@ -8,7 +8,7 @@ blocks read them again.
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -80,42 +80,58 @@ def check_placement(
         raise InvalidRequest("a media token stands outside every span", field="prompt_ids")
 
 
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Rows in memory: everybody's who reads the key, or an item's that one request was sent."""
+
+    key: EmbeddingKey
+    num_bytes: int
+    owner: tuple["Hold", int] | None = None
+
+
 class EmbeddingPool:
     """Embeddings of running requests, in host memory, at most ``max_bytes`` of them.
 
-    Requests that hold the same key at the same time share one read and one copy.
+    Requests that read the same key at the same time share one read and one copy; what is sent to a
+    request is its own.
     """
 
     def __init__(self, store: EmbeddingStore, *, max_bytes: int) -> None:
         self._store = store
         self._max_bytes = max_bytes
         self._held_bytes = 0
-        self._holders: Counter[EmbeddingKey] = Counter()
+        self._holders: Counter[Copy] = Counter()
         self._reads: dict[EmbeddingKey, dict[bytes, asyncio.Task[Lookup]]] = {}  # by digest
 
     @contextlib.contextmanager
-    def hold(self, items: Sequence[MediaItem]) -> Iterator[None]:
+    def hold(self, items: Sequence[MediaItem]) -> Iterator["Hold"]:
         """Room for a request's items while the block runs. Raises Overloaded when there is none."""
-        sizes = {item.key: item.num_bytes for item in items}
-        added = sum(size for key, size in sizes.items() if not self._holders[key])
-        if self._held_bytes + added > self._max_bytes:
-            is_hopeless = sum(sizes.values()) > self._max_bytes
+        hold = Hold(self, items)
+        self.exchange(set(), hold.copies)
+        try:
+            yield hold
+        finally:
+            self.exchange(hold.copies, set())
+
+    def exchange(self, old: Set[Copy], new: Set[Copy]) -> None:
+        """Make room for what a request holds now, instead of what it held. Raises Overloaded, and
+        changes nothing, when there is none."""
+        added = sum(copy.num_bytes for copy in new - old if not self._holders[copy])
+        freed = [copy for copy in old - new if self._holders[copy] == 1]
+        held_bytes = self._held_bytes + added - sum(copy.num_bytes for copy in freed)
+        if added and held_bytes > self._max_bytes:
+            is_hopeless = sum(copy.num_bytes for copy in new) > self._max_bytes
             raise Overloaded(
                 f"the pool has no room for {added} bytes of embeddings",
                 reason=Reason.CAPACITY if is_hopeless else Reason.OVERLOADED,
                 retry_after_s=None if is_hopeless else 1.0,
             )
-        self._held_bytes += added
-        self._holders.update(sizes.keys())
-        try:
-            yield
-        finally:
-            for key, size in sizes.items():
-                self._holders[key] -= 1
-                if not self._holders[key]:
-                    del self._holders[key]
-                    self._held_bytes -= size
-                    self._reads.pop(key, None)
+        self._held_bytes = held_bytes
+        self._holders.update(new)
+        self._holders.subtract(old)
+        for copy in freed:
+            del self._holders[copy]
+            self._reads.pop(copy.key, None)
 
     async def fetch(self, item: MediaItem, manifest_digest: bytes) -> Tensor:
         """The rows of a stored item that is held. -> [num_rows, D].
@@ -140,6 +156,27 @@ class EmbeddingPool:
         if item.encoder_fingerprint not in ("", found):
             raise mismatch(item, "encoder_fingerprint", item.encoder_fingerprint, found)
         return rows_of(item, lookup.tensor)
+
+
+class Hold:
+    """One request's items in the pool."""
+
+    def __init__(self, pool: EmbeddingPool, items: Sequence[MediaItem]) -> None:
+        self._pool = pool
+        self._copies = {item.index: Copy(item.key, item.num_bytes) for item in items}
+
+    @property
+    def copies(self) -> Set[Copy]:
+        return set(self._copies.values())
+
+    def receive(self, item: MediaItem) -> None:
+        """The item's rows are not read but sent to this request: it holds them alone.
+
+        Raises Overloaded when there is no room for that.
+        """
+        copies = self._copies | {item.index: Copy(item.key, item.num_bytes, (self, item.index))}
+        self._pool.exchange(self.copies, set(copies.values()))
+        self._copies = copies
 
 
 def rows_of(item: MediaItem, tensor: RawTensor) -> Tensor:

@@ -10,7 +10,8 @@ from typing import Self
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from mimo.errors import InvalidRequest, Reason, Unimplemented
+from mimo.errors import InvalidRequest, Overloaded, Reason, Unimplemented
+from mimo.guidance import with_options
 from mimo.v1 import llm_pb2
 from services.llm.engine.grammar import Grammar
 
@@ -18,9 +19,8 @@ MAX_BYTES = 256 << 10
 MAX_NESTING = 64
 MAX_SYMBOLS = 500_000  # of the compiled grammar
 MAX_COMPILED = 256
-TIMEOUT_S = 2.0
-
-_BLANKS = r"[ \n]{0,16}"  # without a bound a model may go on emitting them for ever
+NUM_THREADS = 2
+TIMEOUT_S = 2.0  # for a thread to be free, and then for the grammar
 
 # Words of the library's messages about its own limits.
 _TOO_COMPLEX = ("too big", "too complex", "limit")
@@ -32,7 +32,8 @@ class GrammarCompiler:
     def __init__(self, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
         self._compiled: OrderedDict[tuple[str, str], LLMatcher] = OrderedDict()
-        self._threads = ThreadPoolExecutor(2, thread_name_prefix="grammar")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        self._idle = asyncio.Semaphore(NUM_THREADS)
 
     @classmethod
     def open(cls, tokenizer: Path, num_ids: int, end_ids: Iterable[int]) -> Self:
@@ -40,27 +41,47 @@ class GrammarCompiler:
         return cls(LLTokenizer(tokenizer.read_text(), n_vocab=num_ids, eos_token=list(end_ids)))
 
     async def compile(self, grammar: llm_pb2.Grammar) -> Grammar:
-        """Raises InvalidRequest for a grammar that is wrong, unsupported or too complex."""
+        """Raises InvalidRequest for a grammar that is wrong, unsupported or too complex, Overloaded
+        when those of others take all the time."""
         form = grammar.WhichOneof("form")
         if form is None:
             raise _invalid("the grammar is empty")
         source: str = getattr(grammar, form)
         if (form, source) not in self._compiled:
             _check_size(form, source)
-            loop = asyncio.get_running_loop()
-            compiling = loop.run_in_executor(
-                self._threads, functools.partial(_compile, self._tokenizer, form, source)
-            )
-            try:
-                matcher = await asyncio.wait_for(asyncio.shield(compiling), TIMEOUT_S)
-            except TimeoutError:
-                compiling.add_done_callback(lambda future: future.exception())
-                raise _too_complex(f"the grammar took longer than {TIMEOUT_S:g} s") from None
-            self._compiled[form, source] = matcher
-            if len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            await self._add(form, source)
         self._compiled.move_to_end((form, source))
         return Grammar(self._compiled[form, source].deep_copy())
+
+    async def _add(self, form: str, source: str) -> None:
+        """Compile a grammar, unless another call did while this one waited for a thread."""
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                await self._idle.acquire()
+        except TimeoutError:
+            raise Overloaded(
+                "too many grammars are being compiled", retry_after_s=TIMEOUT_S
+            ) from None
+        if (form, source) in self._compiled:
+            self._idle.release()
+            return
+        compiling = asyncio.get_running_loop().run_in_executor(
+            self._threads, functools.partial(_compile, self._tokenizer, form, source)
+        )
+        try:
+            matcher = await asyncio.wait_for(asyncio.shield(compiling), TIMEOUT_S)
+            self._compiled[form, source] = matcher
+        except TimeoutError:
+            raise _too_complex(f"the grammar took longer than {TIMEOUT_S:g} s") from None
+        finally:
+            compiling.add_done_callback(self._release)
+        if len(self._compiled) > MAX_COMPILED:
+            self._compiled.popitem(last=False)
+
+    def _release(self, compiled: asyncio.Future[LLMatcher]) -> None:
+        """A thread is idle again, perhaps long after whoever asked has left."""
+        self._idle.release()
+        compiled.exception()
 
 
 class NoGrammars:
@@ -87,11 +108,7 @@ def _translate(form: str, source: str) -> str:
     match form:
         case "json_schema":
             try:
-                return LLMatcher.grammar_from_json_schema(
-                    source,
-                    defaults={"coerce_one_of": True},
-                    overrides={"whitespace_pattern": _BLANKS},
-                )
+                return LLMatcher.grammar_from_json_schema(with_options(source))
             except ValueError as error:
                 raise _invalid(str(error)) from None
         case "regex":

@@ -1,7 +1,7 @@
 """What fits: weights first, then the KV cache, decided before anything is allocated."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
@@ -16,10 +16,21 @@ GIB = 1 << 30
 _CACHE_SHARE = {"cuda": 0.85, "cpu": 0.25}
 _CACHE_LIMIT = {"cuda": None, "cpu": GIB}
 
-_CGROUP_FILES = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+_CGROUP = Path("/sys/fs/cgroup")
+# Limit, use and statistics of a control group of version 2 and 1, and the prefix of what counts in
+# the statistics.
+_CGROUP_FILES = (
+    ("memory.max", "memory.current", "memory.stat", ""),
+    (
+        "memory/memory.limit_in_bytes",
+        "memory/memory.usage_in_bytes",
+        "memory/memory.stat",
+        "total_",
+    ),
+)
 
 
-def available_bytes(device: str) -> int:
+def available_bytes(device: str, cgroup: Path = _CGROUP) -> int:
     """Memory that can be allocated on a device now, within the container's limit."""
     if device.startswith("cuda"):
         return torch.cuda.mem_get_info(device)[0]
@@ -27,7 +38,7 @@ def available_bytes(device: str) -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):  # counts caches that the kernel would give back
             free = int(line.split()[1]) * 1024
-    return min([free, *_container_limits()])
+    return min([free, *_container_rooms(cgroup)])
 
 
 def weight_bytes(tensors: Iterable[TensorInfo], dtype: torch.dtype) -> int:
@@ -60,6 +71,13 @@ def kv_bytes(device: str, weights: int, available: int, wanted_mib: int) -> int:
     return share if limit is None else min(share, limit)
 
 
-def _container_limits() -> list[int]:
-    texts = (Path(name).read_text().strip() for name in _CGROUP_FILES if Path(name).is_file())
-    return [int(text) for text in texts if text.isdigit()]
+def _container_rooms(cgroup: Path) -> Iterator[int]:
+    """What the limit of a control group leaves, beside all that lives in the group now."""
+    for limit, use, stat, prefix in _CGROUP_FILES:
+        if not (cgroup / limit).is_file():
+            continue
+        most = (cgroup / limit).read_text().strip()
+        if most.isdigit():
+            counts = dict(line.split() for line in (cgroup / stat).read_text().splitlines())
+            caches = sum(int(counts[f"{prefix}{name}_file"]) for name in ("active", "inactive"))
+            yield int(most) - int((cgroup / use).read_text()) + caches

@@ -6,6 +6,7 @@ the first that is missing.
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,9 @@ from mimo.errors import (
     Internal,
     InvalidRequest,
     MimoError,
+    Overloaded,
     Reason,
+    Unavailable,
 )
 from mimo.rpc.deadline import deadline_of
 from mimo.rpc.tensors import chunk_from_proto, header_from_proto
@@ -28,20 +31,28 @@ from mimo.store import Modality, parse_key
 from mimo.store.wire import MODALITY_FROM_PROTO
 from mimo.tensor import Assembler
 from mimo.v1 import llm_pb2, llm_pb2_grpc
-from services.llm.embeddings import EmbeddingPool, MediaItem, check_placement, rows_of
+from services.llm.embeddings import EmbeddingPool, Hold, MediaItem, check_placement, rows_of
 from services.llm.engine.core import Progress
 from services.llm.engine.loop import Admitted, Engine, Event
 from services.llm.engine.request import FinishReason, Request, SamplingParams, Span
 from services.llm.engine.sampler import Sampled
 from services.llm.grammars import GrammarCompiler, NoGrammars
 
+logger = logging.getLogger(__name__)
+
 _FINISH_REASONS = {
     FinishReason.STOP: llm_pb2.FINISH_REASON_STOP,
     FinishReason.LENGTH: llm_pb2.FINISH_REASON_LENGTH,
 }
 
-
-_ERRORS = {kind.default_reason: kind for kind in MimoError.__subclasses__()}
+# By reason, where it is not the caller's fault.
+_ERRORS = {
+    **{kind.default_reason: kind for kind in MimoError.__subclasses__()},
+    **dict.fromkeys(
+        (Reason.CAPACITY, Reason.CONCURRENCY, Reason.QUOTA, Reason.QUOTA_HARD), Overloaded
+    ),
+    Reason.DRAINING: Unavailable,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +94,9 @@ class LanguageModelServicer(llm_pb2_grpc.LanguageModelServicer):
         check_placement(
             start.prompt_ids, items, request.spans, self._facts.pad_ids, self._facts.hidden_size
         )
-        with self._embeddings.hold(items):
+        with self._embeddings.hold(items) as hold:
             await self._fetch_stored(request, start, items)
-            supplying = asyncio.create_task(self._supply(request, items, request_iterator))
+            supplying = asyncio.create_task(self._supply(request, items, hold, request_iterator))
             try:
                 async with contextlib.aclosing(self._engine.generate(request)) as events:
                     async for event in events:
@@ -115,11 +126,12 @@ class LanguageModelServicer(llm_pb2_grpc.LanguageModelServicer):
         self,
         request: Request,
         items: Sequence[MediaItem],
+        hold: Hold,
         messages: AsyncIterator[llm_pb2.GenerateTokensRequest],
     ) -> None:
         """Hand missing items to the engine as they arrive; what goes wrong ends the request."""
         missing = set(request.pending_items)
-        arrivals = _Arrivals(self._embeddings, items, missing)
+        arrivals = _Arrivals(self._embeddings, hold, items, missing)
         try:
             while missing:
                 message = await anext(messages, None)
@@ -132,6 +144,9 @@ class LanguageModelServicer(llm_pb2_grpc.LanguageModelServicer):
                     self._engine.supply(request, index, rows)
         except MimoError as error:
             self._engine.fail(request, error)
+        except Exception:
+            logger.exception("taking in an item failed")
+            self._engine.fail(request, Internal("an item could not be taken in"))
 
     def _responses(self, request: Request, event: Event) -> list[llm_pb2.GenerateTokensResponse]:
         if isinstance(event, Admitted):
@@ -154,9 +169,14 @@ class _Arrivals:
     """Items on their way: announced in the store, or in pieces."""
 
     def __init__(
-        self, embeddings: EmbeddingPool, items: Sequence[MediaItem], missing: set[int]
+        self,
+        embeddings: EmbeddingPool,
+        hold: Hold,
+        items: Sequence[MediaItem],
+        missing: set[int],
     ) -> None:
         self._embeddings = embeddings
+        self._hold = hold
         self._items = items
         self._missing = missing
         self._assemblers: dict[int, Assembler] = {}
@@ -179,6 +199,7 @@ class _Arrivals:
     def _add_chunk(self, message: llm_pb2.ItemChunk) -> tuple[int, Tensor] | None:
         item = self._item(message.item_index)
         if item.index not in self._assemblers:
+            self._hold.receive(item)
             self._assemblers[item.index] = Assembler(item.dtype, item.shape)
         assembler = self._assemblers[item.index]
         assembler.add(chunk_from_proto(message.chunk))
@@ -307,9 +328,7 @@ def _logprobs_to_proto(sampled: Sampled) -> llm_pb2.TokenLogprobs:
 def _item_error(item: MediaItem, failed: llm_pb2.ItemFailed) -> MimoError:
     """What became of an item elsewhere ends the request here, for the same reason."""
     reason = Reason.__members__.get(failed.reason, Reason.INTERNAL)
-    kind = _ERRORS.get(
-        reason, InvalidRequest if reason.startswith(("MEDIA_", "URL_")) else Internal
-    )
+    kind = _ERRORS.get(reason, InvalidRequest)
     message = failed.message or f"item {item.index} could not be encoded"
     return kind(message, reason=reason, item_index=item.index)
 

@@ -2,8 +2,11 @@
 
 import asyncio
 import json
+import logging
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +21,12 @@ from mimo.errors import (
     ConfigError,
     EmbeddingMismatch,
     EmbeddingMissing,
+    Internal,
     InvalidRequest,
     MimoError,
     Overloaded,
     Reason,
+    Unavailable,
     Unimplemented,
 )
 from mimo.metrics import LLM, Metrics
@@ -29,7 +34,7 @@ from mimo.nn.interop import from_torch
 from mimo.rpc.channel import open_channel
 from mimo.rpc.status import from_rpc_error
 from mimo.rpc.tensors import chunk_to_proto, header_to_proto
-from mimo.store import EmbeddingKey, Manifest
+from mimo.store import EmbeddingKey, Lookup, Manifest
 from mimo.store.memory_store import MemoryStore
 from mimo.tensor import split
 from mimo.v1 import encoding_pb2, llm_pb2, llm_pb2_grpc, replica_pb2, replica_pb2_grpc
@@ -102,16 +107,21 @@ async def running(
 ) -> AsyncIterator[Running]:
     """The parameter, if any, names the checkpoint."""
     checkpoint = request.getfixturevalue(getattr(request, "param", "checkpoint"))
+    async with serving_decoder(monkeypatch, settings_of(checkpoint)) as running:
+        yield running
+
+
+def settings_of(checkpoint: Path, **changes: Any) -> LlmSettings:
+    values = {"block_size": 4, "kv_memory_mib": 8, "max_running": 8, "max_step_tokens": 32}
+    return LlmSettings(model=str(checkpoint), device="cpu", **values | changes)
+
+
+@asynccontextmanager
+async def serving_decoder(
+    monkeypatch: pytest.MonkeyPatch, settings: LlmSettings
+) -> AsyncIterator[Running]:
     store = MemoryStore()
     monkeypatch.setattr(program, "open_store", lambda url, metrics: store)
-    settings = LlmSettings(
-        model=str(checkpoint),
-        device="cpu",
-        block_size=4,
-        kv_memory_mib=8,
-        max_running=8,
-        max_step_tokens=32,
-    )
     metrics = Metrics(LLM)
     async with (
         serving(settings, metrics, program.llm_service) as address,
@@ -163,12 +173,12 @@ def ready(index: int, digest: bytes = b"") -> llm_pb2.GenerateTokensRequest:
     return llm_pb2.GenerateTokensRequest(item_ready=message)
 
 
-def chunks(index: int, rows: Tensor) -> list[llm_pb2.GenerateTokensRequest]:
+def chunks(index: int, rows: Tensor, chunk_bytes: int = 100) -> list[llm_pb2.GenerateTokensRequest]:
     return [
         llm_pb2.GenerateTokensRequest(
             item_chunk=llm_pb2.ItemChunk(item_index=index, chunk=chunk_to_proto(chunk))
         )
-        for chunk in split(from_torch(rows), 100)
+        for chunk in split(from_torch(rows), chunk_bytes)
     ]
 
 
@@ -328,18 +338,63 @@ async def test_an_entry_of_another_length_is_a_mismatch(running: Running) -> Non
     assert error.metadata["which"] == "shape"
 
 
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        (Reason.MEDIA_CORRUPT, InvalidRequest),
+        (Reason.REQUEST_TOO_LARGE, InvalidRequest),
+        (Reason.DRAINING, Unavailable),
+        (Reason.UPSTREAM_LOST, Unavailable),
+        (Reason.OVERLOADED, Overloaded),
+        (Reason.CAPACITY, Overloaded),
+        (Reason.CONCURRENCY, Overloaded),
+        (Reason.EMBEDDING_MISSING, EmbeddingMissing),
+        (Reason.INTERNAL, Internal),
+    ],
+)
 async def test_an_item_that_fails_elsewhere_ends_the_request_with_its_reason(
-    running: Running,
+    running: Running, reason: Reason, kind: type[MimoError]
 ) -> None:
     await running.put(1, AUDIO)
-    failed = llm_pb2.ItemFailed(item_index=0, reason="MEDIA_CORRUPT", message="not a picture")
+    failed = llm_pb2.ItemFailed(item_index=0, reason=reason, message="not a picture")
     error = await failure(
         running,
         golden_start(items=[item(0, llm_pb2.ITEM_STATE_PENDING), item(1)]),
         llm_pb2.GenerateTokensRequest(item_failed=failed),
     )
-    assert isinstance(error, InvalidRequest)
-    assert (error.reason, error.message) == (Reason.MEDIA_CORRUPT, "not a picture")
+    assert type(error) is kind
+    assert (error.reason, error.message) == (reason, "not a picture")
+
+
+async def test_a_reason_that_nobody_knows_blames_nobody_outside(running: Running) -> None:
+    await running.put(1, AUDIO)
+    failed = llm_pb2.ItemFailed(item_index=0, reason="BAD_WEATHER")
+    error = await failure(
+        running,
+        golden_start(items=[item(0, llm_pb2.ITEM_STATE_PENDING), item(1)]),
+        llm_pb2.GenerateTokensRequest(item_failed=failed),
+    )
+    assert isinstance(error, Internal)
+
+
+async def test_a_bug_while_an_item_is_taken_in_ends_the_request_and_is_logged(
+    running: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await running.put(1, AUDIO)
+    get = running.store.get
+
+    async def get_or_break(key: EmbeddingKey) -> Lookup:
+        if key == KEYS[0]:
+            raise ZeroDivisionError
+        return await get(key)
+
+    monkeypatch.setattr(running.store, "get", get_or_break)
+    start = golden_start(items=[item(0, llm_pb2.ITEM_STATE_PENDING), item(1)])
+    with caplog.at_level(logging.ERROR):
+        error = await failure(running, start, ready(0))
+    assert isinstance(error, Internal)
+    logged = [record.exc_info[0] for record in caplog.records if record.exc_info]
+    assert ZeroDivisionError in logged
 
 
 async def test_a_call_that_never_sends_its_item_ends(running: Running) -> None:
@@ -494,6 +549,56 @@ async def test_embeddings_beyond_the_pool_are_refused(running: Running, checkpoi
     )
     assert isinstance(error, Overloaded)
     assert error.reason is Reason.CAPACITY
+
+
+async def test_what_each_request_receives_itself_is_counted_for_each(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = AUDIO[:1].expand(6000, -1).contiguous()  # more than half of the pool
+    start = golden_start(
+        prompt_ids=[golden_decoder.AUDIO_PAD, 3, *[golden_decoder.IMAGE_PAD] * 3],
+        items=[
+            item(0, llm_pb2.ITEM_STATE_PENDING),
+            item(1, llm_pb2.ITEM_STATE_PENDING, embedding=header_to_proto("float32", (6000, 32))),
+        ],
+        spans=[
+            llm_pb2.Span(item_index=1, length=1),
+            llm_pb2.Span(item_index=0, prompt_offset=2, length=3),
+        ],
+    )
+    messages = [start, *chunks(1, sound, 1 << 20)]
+    settings = settings_of(checkpoint, embedding_pool_mib=1)
+    async with serving_decoder(monkeypatch, settings) as running:
+        call = running.stub.GenerateTokens()
+        for message in messages:
+            await call.write(message)
+        assert (await call.read()).HasField("started")  # its sound has arrived, its picture has not
+        error = await failure(running, *messages)
+        assert isinstance(error, Overloaded)
+        assert error.reason is Reason.OVERLOADED
+        call.cancel()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", '{"version": "1.0", "model": 3}'),
+        ("tokenizer.json", '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'),
+        ("generation_config.json", "{"),
+        ("generation_config.json", "[]"),
+        ("generation_config.json", '{"eos_token_id": "<|im_end|>"}'),
+        ("generation_config.json", '{"eos_token_id": [1, null]}'),
+        ("generation_config.json", '{"eos_token_id": 1000000}'),
+    ],
+)
+def test_a_damaged_file_of_the_model_is_named(
+    spelling_checkpoint: Path, tmp_path: Path, name: str, content: str
+) -> None:
+    directory = shutil.copytree(spelling_checkpoint, tmp_path / "damaged")
+    (directory / name).write_text(content)
+    with pytest.raises(CheckpointError, match=re.escape(str(directory / name))):
+        loading.load(settings_of(directory), Metrics(LLM))
 
 
 def test_a_model_that_cannot_fit_says_so(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ The MTP guesses 3 u + 1 from the token u it is given: right for ``history`` 0 at
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -118,6 +118,7 @@ def build_core(
     max_step_tokens: int = 16,
     max_context: int = 512,
     dtype: torch.dtype = torch.float64,
+    make_runner: Callable[..., Runner] = Runner,
 ) -> EngineCore:
     """An engine without a thread, around a toy or a real decoder.
 
@@ -135,7 +136,7 @@ def build_core(
     groups = layout.groups(kv_bytes, **limits)
     if num_blocks is not None:
         groups = tuple(replace(g, num_blocks=num_blocks[g.name]) for g in groups)
-    runner = Runner(decoder, mtp, KVCache(layout, groups, "cpu"), "cpu")
+    runner = make_runner(decoder, mtp, KVCache(layout, groups, "cpu"), "cpu")
     sampler = Sampler()
     return EngineCore(
         Scheduler(BlockManager(groups, block_size, lookahead=depth), **limits),

@@ -53,9 +53,12 @@ class Varlen:
     k_lens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Paged:
-    """Packed queries whose keys lie in cache blocks, this step's keys included."""
+    """Packed queries whose keys lie in cache blocks, this step's keys included.
+
+    Compared by identity: a backend may remember what it worked out for the layers of a step.
+    """
 
     q_lens: tuple[int, ...]
     context_lens: tuple[int, ...]

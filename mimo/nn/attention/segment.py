@@ -1,9 +1,8 @@
-"""Segments of a packed batch, grouped by shape, and the keys they read."""
+"""Segments of a packed batch, grouped by shape, and where their keys lie."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import accumulate
 from typing import Protocol
 
@@ -11,6 +10,10 @@ import torch
 from torch import Tensor
 
 from mimo.nn.attention.base import Paged
+
+Rows = slice | Tensor  # of packed queries or of keys, int64
+
+KEY_MULTIPLE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,97 +42,78 @@ def trim(q_lens: Sequence[int], k_lens: Sequence[int], left: int | None) -> Iter
 
 
 def group_by_shape(
-    segments: Sequence[Segment], key_multiple: int, longest: int
+    segments: Sequence[Segment], longest: int
 ) -> dict[tuple[int, int], list[Segment]]:
     """Segments by (q_len, padded number of keys).
 
-    Segments with a history of at most ``longest`` queries are padded to a multiple of
-    ``key_multiple`` keys, so that a batch of decode steps falls into few groups.
+    Segments with a history of at most ``longest`` queries are padded to a multiple of KEY_MULTIPLE
+    keys, so that a batch of decode steps falls into few groups. Those that fill their window are
+    equally long as they are.
     """
     groups: dict[tuple[int, int], list[Segment]] = defaultdict(list)
     for segment in segments:
         num_keys = segment.k_len
-        if segment.history and segment.q_len <= longest:
-            num_keys = -(-num_keys // key_multiple) * key_multiple
+        if segment.history and segment.q_len <= longest and not segment.skipped:
+            num_keys = -(-num_keys // KEY_MULTIPLE) * KEY_MULTIPLE
         groups[segment.q_len, num_keys].append(segment)
     return groups
 
 
-def are_adjacent(group: Sequence[Segment]) -> bool:
-    """Whether the queries of equally long segments are one run of packed rows."""
-    first = group[0]
-    return group[-1].query_start - first.query_start == (len(group) - 1) * first.q_len
-
-
-def queries(q: Tensor, group: Sequence[Segment]) -> Tensor:
-    """[T, N, H] -> [B, q_len, N, H]."""
+def query_rows(group: Sequence[Segment], device: torch.device) -> Rows:
+    """Packed rows of the queries of equally long segments, one segment after the other."""
     start, q_len = group[0].query_start, group[0].q_len
-    if are_adjacent(group):
-        return q[start : start + len(group) * q_len].view(len(group), q_len, *q.shape[1:])
-    return torch.stack([q[s.query_start : s.query_start + q_len] for s in group])
+    if group[-1].query_start - start == (len(group) - 1) * q_len:
+        return slice(start, start + len(group) * q_len)
+    starts = torch.tensor([segment.query_start for segment in group], device=device)
+    return (starts[:, None] + torch.arange(q_len, device=device)).flatten()
 
 
 class Keys(Protocol):
-    """Keys and values of a batch, wherever they lie."""
+    """Where the keys and values of a batch lie."""
 
-    def read(self, group: Sequence[Segment], start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Kept keys ``start:stop`` of every segment: [B, S, K, H] and [B, S, K, Hv].
+    def rows(self, group: Sequence[Segment], start: int, stop: int) -> Rows:
+        """Rows of the kept keys ``start:stop`` of every segment: B * S of them.
 
         Positions past a segment's end repeat its last key; the caller masks them.
         """
 
 
 class PackedKeys:
-    """Keys of all segments one after the other. k: [S, K, H], v: [S, K, Hv]."""
+    """Keys of all segments one after the other."""
 
-    def __init__(self, k: Tensor, v: Tensor, k_lens: Sequence[int]) -> None:
-        self._k, self._v = k, v
+    def __init__(self, k_lens: Sequence[int], device: torch.device) -> None:
         self._starts = list(accumulate(k_lens, initial=0))
+        self._device = device
 
-    def read(self, group: Sequence[Segment], start: int, stop: int) -> tuple[Tensor, Tensor]:
-        batch, length = len(group), stop - start
-        rows = [self._starts[s.index] + s.skipped + start for s in group]
-        is_run = rows == [rows[0] + i * length for i in range(batch)]
+    def rows(self, group: Sequence[Segment], start: int, stop: int) -> Rows:
+        length = stop - start
+        firsts = [self._starts[s.index] + s.skipped + start for s in group]
+        is_run = firsts == [firsts[0] + i * length for i in range(len(group))]
         if is_run and all(s.k_len >= stop for s in group):
-            run = slice(rows[0], rows[0] + batch * length)
-            k, v = self._k[run], self._v[run]
-            return k.view(batch, length, *k.shape[1:]), v.view(batch, length, *v.shape[1:])
-        position = _positions(tuple(group), start, stop, self._k.device)  # [B, S]
-        starts = torch.tensor([self._starts[s.index] for s in group], device=self._k.device)
-        row = (starts[:, None] + position).flatten()
-        return _gather(self._k, row, batch), _gather(self._v, row, batch)
+            return slice(firsts[0], firsts[0] + len(group) * length)
+        starts = torch.tensor([self._starts[s.index] for s in group], device=self._device)
+        return (starts[:, None] + _positions(group, start, stop, self._device)).flatten()
 
 
 class CachedKeys:
-    """Keys in cache blocks. k_cache: [num_blocks, block_size, K, H], v_cache likewise with Hv."""
+    """Keys in cache blocks. A row is ``block * block_size + offset``."""
 
-    def __init__(self, k_cache: Tensor, v_cache: Tensor, meta: Paged) -> None:
-        self._k, self._v = k_cache.flatten(0, 1), v_cache.flatten(0, 1)
-        self._tables, self._block_size = meta.block_tables, meta.block_size
+    def __init__(self, meta: Paged, device: torch.device) -> None:
+        self._meta = meta
+        self._device = device
 
-    def read(self, group: Sequence[Segment], start: int, stop: int) -> tuple[Tensor, Tensor]:
-        position = _positions(tuple(group), start, stop, self._k.device)  # [B, S]
+    def rows(self, group: Sequence[Segment], start: int, stop: int) -> Rows:
+        tables, block_size = self._meta.block_tables, self._meta.block_size
         request = [s.index for s in group]
-        tables = (
-            self._tables if request == list(range(len(self._tables))) else self._tables[request]
-        )
-        block = tables.gather(1, position // self._block_size)  # [B, S]
-        slot = (block * self._block_size + position % self._block_size).flatten()
-        return _gather(self._k, slot, len(group)), _gather(self._v, slot, len(group))
+        if request != list(range(len(tables))):
+            tables = tables[request]
+        position = _positions(group, start, stop, self._device)  # [B, S]
+        block = tables.gather(1, position // block_size)
+        return (block * block_size + position % block_size).flatten()
 
 
-@lru_cache(maxsize=16)
-def _positions(group: tuple[Segment, ...], start: int, stop: int, device: torch.device) -> Tensor:
-    """Positions of the kept keys ``start:stop``, held at the last key: int64 [B, S].
-
-    Remembered because every layer of a step asks for the same.
-    """
-    with torch.inference_mode(False):
-        first = torch.tensor([s.skipped for s in group], device=device)[:, None]
-        last = torch.tensor([s.skipped + s.k_len - 1 for s in group], device=device)[:, None]
-        return torch.minimum(first + torch.arange(start, stop, device=device), last)
-
-
-def _gather(x: Tensor, rows: Tensor, batch: int) -> Tensor:
-    """[S, K, H], [B * S] -> [B, S, K, H]."""
-    return x.index_select(0, rows).view(batch, -1, *x.shape[1:])
+def _positions(group: Sequence[Segment], start: int, stop: int, device: torch.device) -> Tensor:
+    """Positions of the kept keys ``start:stop``, held at the last key: int64 [B, S]."""
+    bounds = [[s.skipped + start for s in group], [s.skipped + s.k_len - 1 for s in group]]
+    first, last = torch.tensor(bounds, device=device)[:, :, None]  # [B, 1] each
+    return torch.minimum(first + torch.arange(stop - start, device=device), last)

@@ -49,15 +49,17 @@ def build(
     segments: Sequence[Segment], groups: Sequence[str], block_size: int, device: str
 ) -> Batch:
     """Lay segments out one after another. Their blocks must be reserved."""
-    positions = torch.cat([torch.arange(s.start, s.stop) for s in segments])  # [T]
     q_lens = tuple(segment.num_rows for segment in segments)
     context_lens = tuple(segment.stop for segment in segments)
-    rows = torch.repeat_interleave(torch.arange(len(segments)), torch.tensor(q_lens))  # [T]
+    # One tensor from one list: a step of many short segments would else be many small operations.
+    places = [(row, p) for row, s in enumerate(segments) for p in range(s.start, s.stop)]
+    rows, positions = torch.tensor(places).T.contiguous()  # [T] each
+    blocks, offsets = positions // block_size, positions % block_size
     slot_mapping, paged = {}, {}
     for group in groups:
         tables = _block_tables(segments, group, block_size)  # [B, max_blocks]
-        blocks = tables[rows, positions // block_size].long()  # [T]
-        slot_mapping[group] = (blocks * block_size + positions % block_size).to(device)
+        slots = tables[rows, blocks].long() * block_size + offsets  # [T]
+        slot_mapping[group] = slots.to(device)
         paged[group] = Paged(q_lens, context_lens, tables.to(device), block_size)
     return Batch(tuple(segments), positions.to(device), slot_mapping, paged)
 
@@ -88,8 +90,8 @@ class PagedAttend:
 def _block_tables(segments: Sequence[Segment], group: str, block_size: int) -> Tensor:
     """[B, max_blocks] int32. Dropped and padding entries point at block 0: they are never seen."""
     width = max(-(-segment.stop // block_size) for segment in segments)
-    tables = torch.zeros(len(segments), width, dtype=torch.int32)
-    for row, segment in enumerate(segments):
+    tables = []
+    for segment in segments:
         table = segment.request.block_tables[group][:width]
-        tables[row, : len(table)] = torch.tensor(table, dtype=torch.int32)
-    return tables.masked_fill_(tables == NO_BLOCK, 0)
+        tables.append(table + [NO_BLOCK] * (width - len(table)))
+    return torch.tensor(tables, dtype=torch.int32).clamp_(min=0)

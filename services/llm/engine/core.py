@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mimo.errors import DeadlineExceeded, Internal, MimoError
+from mimo.errors import DeadlineExceeded, Internal, InvalidRequest, MimoError
 from services.llm.engine.batch import Batch, Segment
 from services.llm.engine.drafter import Drafter, Extension
 from services.llm.engine.request import FinishReason, Request
 from services.llm.engine.runner import Runner
-from services.llm.engine.sampler import Sampled, Sampler, SampleRow
+from services.llm.engine.sampler import NoToken, Sampled, Sampler, SampleRow
 from services.llm.engine.scheduler import Plan, ScheduledRequest, Scheduler
 from services.llm.engine.verify import num_accepted
+from services.llm.model.parallel import RankLost
 
 logger = logging.getLogger(__name__)
 
@@ -83,7 +84,8 @@ class EngineCore:
     def step(self) -> Step:
         """Run what can run now. A request that cannot continue ends alone, with an error.
 
-        Raises torch.AcceleratorError when the device is broken: nothing after it would work.
+        Raises torch.AcceleratorError when the device is broken, RankLost when the model's other
+        processes are: nothing after it would work.
         """
         plan = self.scheduler.plan()
         if self._drafter is not None:
@@ -96,21 +98,27 @@ class EngineCore:
             batch = self._runner.build(segments)
             hidden = self._runner.forward(batch, _input_ids(plan))  # [T, D]
             sampled = self._sample(plan, batch, hidden)
-        except torch.AcceleratorError:
+        except (torch.AcceleratorError, RankLost):
             raise
         except Exception:
             logger.exception("a step failed", extra={"requests": len(plan.scheduled)})
             error = Internal("the decoder failed on the batch this request was in")
             return Step(plan, tuple(self._fail(s.request, error) for s in plan.scheduled))
         failed = [
-            self._fail_not_finite(request) for request, tokens in sampled.items() if not tokens
+            self._fail_without_token(request, why)
+            for request, why in sampled.items()
+            if isinstance(why, NoToken)
         ]
-        progress = self._commit(plan, {r: tokens for r, tokens in sampled.items() if tokens})
+        progress = self._commit(
+            plan, {r: tokens for r, tokens in sampled.items() if not isinstance(tokens, NoToken)}
+        )
         lost_drafting = self._draft(plan, batch, hidden)
         return Step(plan, (*failed, *progress), tuple(lost_drafting))
 
-    def _sample(self, plan: Plan, batch: Batch, hidden: Tensor) -> dict[Request, list[Sampled]]:
-        """Tokens each sampling request gains; none when its logits are not finite."""
+    def _sample(
+        self, plan: Plan, batch: Batch, hidden: Tensor
+    ) -> dict[Request, list[Sampled] | NoToken]:
+        """Tokens each sampling request gains, or why it cannot go on."""
         rows: list[SampleRow] = []
         indices: list[int] = []
         sampling = [scheduled for scheduled in plan.scheduled if scheduled.samples]
@@ -123,7 +131,7 @@ class EngineCore:
         if not rows:
             return {}
         chosen = self._sampler.sample(self._runner.logits(hidden[indices]), rows)
-        gained: dict[Request, list[Sampled]] = {}
+        gained: dict[Request, list[Sampled] | NoToken] = {}
         for scheduled in sampling:
             targets = chosen[: len(scheduled.draft_ids) + 1]
             chosen = chosen[len(targets) :]
@@ -160,7 +168,7 @@ class EngineCore:
             return []
         try:
             lost = self._drafter.draft(extensions)
-        except torch.AcceleratorError:
+        except (torch.AcceleratorError, RankLost):
             raise
         except Exception:
             logger.exception("drafting failed", extra={"requests": len(extensions)})
@@ -171,10 +179,13 @@ class EngineCore:
             request.use_prefix_cache = False  # its MTP rows are missing from now on
         return lost
 
-    def _fail_not_finite(self, request: Request) -> Progress:
+    def _fail_without_token(self, request: Request, why: NoToken) -> Progress:
+        if why is NoToken.ALL_MASKED:
+            message = "grammar, min_tokens and what is banned leave no token to choose"
+            return self._fail(request, InvalidRequest(message))
         # A block that others hold, too, has no NaN: they read it and go on.
         for group, blocks in self.scheduler.blocks.disown(request).items():
-            self._runner.cache.scrub(group, blocks)
+            self._runner.scrub(group, blocks)
         logger.error("logits are not finite", extra={"tokens": request.num_tokens})
         return self._fail(request, Internal("the model produced no usable logits"))
 
@@ -197,9 +208,14 @@ def _row_ids(scheduled: ScheduledRequest) -> list[int]:
     return [*tokens, *scheduled.draft_ids]
 
 
-def _gained(draft_ids: Sequence[int], targets: Sequence[Sampled | None]) -> list[Sampled]:
-    """Accepted drafts and the bonus token, or nothing when one of them has no token."""
-    ids = [None if target is None else target.token_id for target in targets]
-    gained = targets[: num_accepted(draft_ids, ids) + 1]
-    tokens = [target for target in gained if target is not None]
-    return tokens if len(tokens) == len(gained) else []
+def _gained(
+    draft_ids: Sequence[int], targets: Sequence[Sampled | NoToken]
+) -> list[Sampled] | NoToken:
+    """Accepted drafts and the bonus token, or why there is none."""
+    ids = [None if isinstance(target, NoToken) else target.token_id for target in targets]
+    gained: list[Sampled] = []
+    for target in targets[: num_accepted(draft_ids, ids) + 1]:
+        if isinstance(target, NoToken):
+            return target
+        gained.append(target)
+    return gained

@@ -19,7 +19,7 @@ from services.llm.engine.batch import Segment
 from services.llm.engine.kv_cache import MAX_LAG
 from services.llm.engine.request import Request
 from services.llm.engine.runner import Runner
-from services.llm.engine.sampler import Sampler, SampleRow
+from services.llm.engine.sampler import NoToken, Sampler, SampleRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Drafter:
         rows = [SampleRow(request, tuple(request.draft_ids)) for request in hidden]
         failed = set()
         for request, sampled in zip(hidden, self._sampler.sample(logits, rows), strict=True):
-            if sampled is None:
+            if isinstance(sampled, NoToken):
                 failed.add(request)
             else:
                 request.draft_ids.append(sampled.token_id)

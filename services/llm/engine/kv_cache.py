@@ -99,12 +99,16 @@ class KVCache:
         self._keys: dict[int, Tensor] = {}  # layer -> [num_blocks, block_size, K, H]
         self._values: dict[int, Tensor] = {}  # layer -> [num_blocks, block_size, K, Hv]
         for spec in layout.layers:
-            heads = (num_blocks[group_of(spec)], layout.block_size, spec.num_kv_heads)
-            # Zeros, because masked slots are still multiplied: 0 x NaN would be NaN.
+            shape = (spec.num_kv_heads, num_blocks[group_of(spec)], layout.block_size)
+            # Zeros, because masked slots are still multiplied: 0 x NaN would be NaN. In memory the
+            # heads come first: products are by head, and a gather then leaves nothing to reorder.
             for tensors, width in ((self._keys, spec.head_dim), (self._values, spec.v_head_dim)):
-                tensors[spec.index] = torch.zeros(
-                    (*heads, width), dtype=layout.dtype, device=device
-                )
+                by_head = torch.zeros((*shape, width), dtype=layout.dtype, device=device)
+                tensors[spec.index] = by_head.permute(1, 2, 0, 3)
+        self._rows = {  # layer -> [num_blocks * block_size, K, H] and [.., Hv]
+            layer: (self._keys[layer].flatten(0, 1), self._values[layer].flatten(0, 1))
+            for layer in self._keys
+        }
 
     @property
     def num_bytes(self) -> int:
@@ -120,8 +124,9 @@ class KVCache:
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Store rows. slots: [T], k: [T, K, H], v: [T, K, Hv]."""
-        self._keys[layer].flatten(0, 1).index_copy_(0, slots, k)
-        self._values[layer].flatten(0, 1).index_copy_(0, slots, v)
+        keys, values = self._rows[layer]
+        keys.index_copy_(0, slots, k)
+        values.index_copy_(0, slots, v)
 
     def scrub(self, group: str, blocks: Sequence[int]) -> None:
         """Zero blocks that hold NaN, before anyone else gets them."""

@@ -2,7 +2,8 @@
 
 One thread owns scheduler, cache and device. The event loop talks to it through an inbox, and it
 answers with one ``call_soon_threadsafe`` per step, whatever the batch. A caller that goes away puts
-an abort into the inbox; its blocks are free before the next step is planned.
+an abort into the inbox; its blocks are free before the next step is planned. A thread that does not
+come out of a step is given up on, and all calls with it.
 """
 
 import asyncio
@@ -19,10 +20,13 @@ from mimo.errors import MimoError, Overloaded, Reason, Unavailable
 from services.llm.engine.core import EngineCore, Progress
 from services.llm.engine.meter import Load, Meter
 from services.llm.engine.request import FinishReason, Request
+from services.llm.model.parallel import RankLost
 
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 30.0
+LOST_STEP_S = 2.0  # what a step gets to end in when it cannot end well
+WATCH_S = 1.0  # between two looks at the step that runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,11 @@ Event = Admitted | Progress
 class Engine:
     """Many callers' streams around one :class:`EngineCore`.
 
-    ``max_waiting`` bounds requests submitted and not yet finished beyond those that run.
+    ``max_waiting`` bounds requests submitted and not yet finished beyond those that run. A step
+    that takes longer than ``max_step_s`` is taken for a hang.
 
-    ``on_failure`` is called in the event loop when the thread died; every call has failed by then.
+    ``on_failure`` is called in the event loop, with the reason, when the thread died or hangs;
+    every call has failed by then.
     """
 
     def __init__(
@@ -47,8 +53,9 @@ class Engine:
         *,
         meter: Meter | None = None,
         max_waiting: int = 4096,
+        max_step_s: float = 90.0,
         clock: Callable[[], float] = time.monotonic,
-        on_failure: Callable[[], None] = lambda: None,
+        on_failure: Callable[[str], None] = lambda reason: None,
     ) -> None:
         self._core = core
         self._meter = meter or Meter()
@@ -58,9 +65,13 @@ class Engine:
         self._inbox: deque[Callable[[], list[Progress]]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        self._max_step_s = max_step_s
+        self._last_step_s = max_step_s
+        self._round: object | None = None  # what the thread is at; None while it waits
         self._streams: dict[Request, asyncio.Queue[Event]] = {}  # owned by the event loop
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._loop: asyncio.AbstractEventLoop
+        self._watching: asyncio.Task[None]
 
     @property
     def max_draft_tokens(self) -> int:
@@ -75,15 +86,26 @@ class Engine:
         """Events are delivered in ``loop``."""
         self._loop = loop
         self._thread.start()
+        self._watching = loop.create_task(self._watch())
 
     async def stop(self) -> None:
-        """End what still runs as UNAVAILABLE and join the thread."""
+        """End what still runs as UNAVAILABLE and join the thread, unless it hangs."""
         with self._wake:
             self._stopping = True
             self._wake.notify()
+        self._watching.cancel()
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join)
+            await asyncio.to_thread(self._thread.join, self._last_step_s)
         self._fail_all(Unavailable("this replica is stopping", reason=Reason.DRAINING))
+
+    def give_up(self, reason: str) -> None:
+        """End what runs as UNAVAILABLE at once, and start nothing more: the thread may be stuck in
+        a step that cannot end well."""
+        with self._wake:
+            self._stopping = True
+            self._last_step_s = LOST_STEP_S
+            self._wake.notify()
+        self._fail_all(Unavailable(reason))
 
     def load(self) -> Load:
         return self._meter.load(self._core.scheduler, len(self._streams))
@@ -151,9 +173,25 @@ class Engine:
         for request, stream in self._streams.items():
             stream.put_nowait(_failure(request, error))
 
-    def _report_failure(self) -> None:
-        self._fail_all(Unavailable("the engine stopped on an error"))
-        self._on_failure()
+    async def _watch(self) -> None:
+        """Give up on a step that does not end.
+
+        Looks are counted, not time: while the whole process stands still, none is taken.
+        """
+        seen, num_looks = None, 0
+        while self._thread.is_alive():
+            await asyncio.sleep(WATCH_S)
+            num_looks = num_looks + 1 if self._round is seen is not None else 0
+            seen = self._round
+            if num_looks * WATCH_S >= self._max_step_s:
+                reason = f"a step of the engine did not end in {self._max_step_s:g} s"
+                logger.error(reason)
+                self.give_up(reason)
+                return self._on_failure(reason)
+
+    def _report_failure(self, reason: str) -> None:
+        self._fail_all(Unavailable(reason))
+        self._on_failure(reason)
 
     # ── in the engine thread ──
 
@@ -161,12 +199,17 @@ class Engine:
         try:
             is_busy = False
             while (commands := self._next_commands(is_busy)) is not None:
+                self._round = commands
                 progress = [p for command in commands for p in command()]
                 progress += self._core.expire(self._clock())
                 is_busy = self._step(progress)
-        except BaseException:
+                self._round = None
+        except BaseException as error:
             logger.exception("the engine thread died")
-            self._loop.call_soon_threadsafe(self._report_failure)
+            reason = "the engine stopped on an error; the log says which"
+            if isinstance(error, RankLost):
+                reason = str(error)
+            self._loop.call_soon_threadsafe(self._report_failure, reason)
 
     def _next_commands(self, is_busy: bool) -> list[Callable[[], list[Progress]]] | None:
         """What arrived since the last step; waits while there is nothing to do. None: stop."""

@@ -7,9 +7,10 @@ from mimo.metrics import LLM, Metrics
 from services.llm.engine.core import Progress, Step
 from services.llm.engine.request import FinishReason, Request
 from services.llm.engine.scheduler import Scheduler
+from services.llm.engine.verify import num_accepted
 
 _WEIGHT = 0.05  # of the newest step in the moving averages
-_FADE = 0.995  # of older steps in the rate at which requests end
+_FADE = 0.97  # at each end of a request, of those before it in the rate at which they end
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,9 @@ class Meter:
         emitted = sum(len(progress.tokens) for progress in step.progress)
         if len(step.plan.scheduled) >= scheduler.max_running:
             num_ends = sum(1 for progress in step.progress if progress.finish_reason is not None)
-            self._full_s = _FADE * self._full_s + seconds
-            self._full_ends = _FADE * self._full_ends + num_ends
+            kept = _FADE**num_ends
+            self._full_s = kept * self._full_s + seconds
+            self._full_ends = kept * self._full_ends + num_ends
         if emitted:
             num_emitters = sum(1 for progress in step.progress if progress.tokens)
             self._token_s = _average(self._token_s, seconds * num_emitters / emitted)
@@ -117,12 +119,14 @@ class Meter:
             metrics.set("mimo_llm_capacity_tokens_per_second", self._decode_rate, phase="decode")
 
     def _record_drafts(self, step: Step) -> None:
-        accepted = {p.request: len(p.tokens) - 1 for p in step.progress}
+        gained = {progress.request: progress.tokens for progress in step.progress}
         for scheduled in step.plan.scheduled:
+            ids = [token.token_id for token in gained.get(scheduled.request, ())]
+            accepted = num_accepted(scheduled.draft_ids, [*ids, None])
             for position in range(len(scheduled.draft_ids)):
                 label = str(position + 1)
                 self._metrics.inc("mimo_llm_draft_tokens_total", position=label)
-                if position < accepted.get(scheduled.request, 0):
+                if position < accepted:
                     self._metrics.inc("mimo_llm_accepted_tokens_total", position=label)
 
     def _record_state(self, scheduler: Scheduler) -> None:

@@ -26,10 +26,10 @@ class SamplingParams:
     """How tokens are chosen. Raises InvalidRequest, naming the field, for a value out of range.
 
     The token at output position p is ``argmax(filtered_logits / temperature + G(seed, choice, p))``
-    with Gumbel noise G; temperature 0 means G = 0. ``stop_ids`` end the generation and are masked
-    until ``min_tokens`` are out; ``banned_ids`` never appear and ``bad_words`` are id sequences
-    that are never completed. ``num_logprobs``: None for none, 0 for the chosen token alone, k for
-    the k best beside it.
+    with Gumbel noise G; a temperature of 0, or next to 0, means G = 0. ``stop_ids`` end the
+    generation and are masked until ``min_tokens`` are out; ``banned_ids`` never appear and
+    ``bad_words`` are id sequences that are never completed. ``num_logprobs``: None for none, 0 for
+    the chosen token alone, k for the k best beside it.
     """
 
     max_tokens: int
@@ -58,7 +58,8 @@ class SamplingParams:
         _check("min_p", self.min_p, 0.0, 1.0)
         _check("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check("repetition_penalty", self.repetition_penalty, 0.01, 10.0)
+        if not 0.0 < self.repetition_penalty <= 10.0:
+            raise _out_of_range("repetition_penalty", "above 0 and at most 10")
         _check("seed", self.seed, 0, MAX_SEED)
         _check("num_logprobs", self.num_logprobs or 0, 0, 20)
         for bias in self.logit_bias.values():
@@ -216,6 +217,8 @@ class Request:
 
 def _check(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise InvalidRequest(
-            f"{name} must be in {low}..{high}, got {value}", field=f"sampling.{name}"
-        )
+        raise _out_of_range(name, f"in {low}..{high}, got {value}")
+
+
+def _out_of_range(name: str, rule: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} must be {rule}", field=f"sampling.{name}")

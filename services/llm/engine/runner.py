@@ -1,6 +1,6 @@
 """Forward passes over the cache. Inference mode lives here, not in the model."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -10,16 +10,29 @@ from services.llm.engine.batch import Batch, PagedAttend, Segment
 from services.llm.engine.kv_cache import KVCache
 from services.llm.model.decoder import Decoder
 from services.llm.model.mtp import Mtp
+from services.llm.model.parallel import WHOLE, Shard
 
 
 class Runner:
-    """One decoder, its MTP blocks and its cache on one device."""
+    """One decoder, its MTP blocks and its cache on one device.
 
-    def __init__(self, decoder: Decoder, mtp: Mtp | None, cache: KVCache, device: str) -> None:
+    With a ``shard`` it is one rank of several, all of which make the same calls. Encoder rows,
+    hidden states and logits are rank 0's; of the others' only the shapes count.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        mtp: Mtp | None,
+        cache: KVCache,
+        device: str,
+        shard: Shard = WHOLE,
+    ) -> None:
         self.cache = cache
         self._decoder = decoder
         self._mtp = mtp
         self._device = device
+        self._shard = shard
 
     @property
     def num_mtp_blocks(self) -> int:
@@ -42,6 +55,7 @@ class Runner:
         ``input_ids`` are those of positions + 1 + depth.
         """
         assert self._mtp is not None
+        hidden = self._shard.from_first(hidden)
         x = self._embed(batch, input_ids, shift=1 + depth)  # [T, D]
         attend = PagedAttend(self.cache, batch)
         return self._mtp.layer(depth, x, hidden, batch.positions, attend)
@@ -49,17 +63,27 @@ class Runner:
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [R, D] -> [R, V] float32, or wider."""
-        logits = self._decoder.logits(hidden)
+        logits = self._decoder.logits(self._shard.from_first(hidden))
         return logits if logits.dtype == torch.float64 else logits.float()
+
+    def scrub(self, group: str, blocks: Sequence[int]) -> None:
+        """Zero blocks that hold NaN, before anyone else gets them."""
+        self.cache.scrub(group, blocks)
 
     def _embed(self, batch: Batch, input_ids: Sequence[int], shift: int) -> Tensor:
         """Embeddings of the tokens ``shift`` after each row, encoder rows in place. -> [T, D]."""
         ids = torch.tensor(input_ids, device=self._device)
         x = self._decoder.embed(ids)
-        for segment, row in zip(batch.segments, batch.row_starts, strict=True):
-            request, start = segment.request, segment.start + shift
-            for span, first, last in request.spans_within(start, segment.stop + shift):
-                source = span.row_offset + first - span.offset
-                rows = request.item_rows[span.item_index][source : source + last - first]
-                x[row + first - start : row + last - start] = rows.to(x)
-        return x
+        for place, rows in encoder_rows(batch, shift):
+            x[place] = rows.to(x)
+        return self._shard.sum(x)
+
+
+def encoder_rows(batch: Batch, shift: int) -> Iterator[tuple[slice, Tensor]]:
+    """Where the tokens ``shift`` after the batch's rows are encoder rows, and these: [count, D]."""
+    for segment, row in zip(batch.segments, batch.row_starts, strict=True):
+        request, start = segment.request, segment.start + shift
+        for span, first, last in request.spans_within(start, segment.stop + shift):
+            source = span.row_offset + first - span.offset
+            rows = request.item_rows[span.item_index][source : source + last - first]
+            yield slice(row + first - start, row + last - start), rows

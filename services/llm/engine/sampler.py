@@ -8,6 +8,7 @@ temperature, top-k, top-p, min-p.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from services.llm.engine.noise import gumbel
 from services.llm.engine.request import Request, SamplingParams
 
 NEVER = float("-inf")
+COLDEST = 1e-30  # what is colder is greedy: logits over it would be beyond float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,13 @@ class Sampled:
     logprobs: Logprobs | None = None
 
 
+class NoToken(Enum):
+    """Why a row has none."""
+
+    NOT_FINITE = auto()  # the logits are not
+    ALL_MASKED = auto()  # the logits are fine, but every token is ruled out
+
+
 class Sampler:
     """``masked_ids`` are never produced by anyone: rows of the head that the tokenizer has no token
     for, and the ids that stand for media in prompts."""
@@ -62,24 +71,27 @@ class Sampler:
         self._masked_ids = torch.tensor(sorted(set(masked_ids)), dtype=torch.int64)
 
     @torch.inference_mode()
-    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | None]:
-        """Choose one token per row. logits: [R, V].
-
-        None for a row that is not finite, or whose every token is masked.
-        """
+    def sample(self, logits: Tensor, rows: Sequence[SampleRow]) -> list[Sampled | NoToken]:
+        """Choose one token per row. logits: [R, V]."""
         finite = logits.amax(dim=-1).isfinite()  # NaN and +inf are the largest of their row
         scores = logits.index_fill(-1, self._masked_ids.to(logits.device), NEVER)  # a copy
         for index, row in enumerate(rows):
             _adjust(scores[index], row)
-        finite &= scores.amax(dim=-1) > NEVER  # something is left to choose
+        masked = scores.amax(dim=-1) == NEVER
         _add_noise(scores, rows)
-        chosen = scores.argmax(dim=-1).tolist()
-        return [
-            Sampled(token_id, _logprobs(logits[index], token_id, row.params)) if is_finite else None
-            for index, (token_id, row, is_finite) in enumerate(
-                zip(chosen, rows, finite.tolist(), strict=True)
-            )
-        ]
+        best = scores.max(dim=-1).indices  # the first of equals, as argmax, in a third of its time
+        found = torch.stack((best, finite, masked), dim=-1)  # [R, 3]
+        sampled: list[Sampled | NoToken] = []
+        for row, row_logits, (token_id, is_finite, is_masked) in zip(
+            rows, logits, found.tolist(), strict=True
+        ):
+            if not is_finite:
+                sampled.append(NoToken.NOT_FINITE)
+            elif is_masked:
+                sampled.append(NoToken.ALL_MASKED)
+            else:
+                sampled.append(Sampled(token_id, _logprobs(row_logits, token_id, row.params)))
+        return sampled
 
 
 def filter_logits(
@@ -153,7 +165,7 @@ def _penalize(scores: Tensor, row: SampleRow) -> None:
 
 def _add_noise(scores: Tensor, rows: Sequence[SampleRow]) -> None:
     """Temperature, filters and noise, in place, for the rows that are not greedy."""
-    random = [index for index, row in enumerate(rows) if row.params.temperature > 0]
+    random = [index for index, row in enumerate(rows) if row.params.temperature > COLDEST]
     if not random:
         return
     params = [rows[index].params for index in random]

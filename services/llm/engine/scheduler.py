@@ -155,11 +155,6 @@ class Scheduler:
         request = scheduled.request
         request.num_cached_tokens = scheduled.stop
         request.draft_ids = []
-        if scheduled.is_decode:
-            num_drafted, num_accepted = len(scheduled.draft_ids), len(sampled) - 1
-            request.record_drafts(num_drafted, num_accepted)
-            request.acceptance.record(num_drafted, num_accepted)
-            self._acceptance.record(num_drafted, num_accepted, weight=0.02)
         gained: list[int] = []
         reason = None
         for token_id in sampled:
@@ -170,6 +165,13 @@ class Scheduler:
                 reason = FinishReason.LENGTH
             if reason is not None:
                 break
+        if scheduled.is_decode:
+            # A draft past the end of the answer may have held; nobody gained by it.
+            num_drafted = len(scheduled.draft_ids)
+            num_accepted = min(len(sampled) - 1, len(gained))
+            request.record_drafts(num_drafted, num_accepted)
+            request.acceptance.record(num_drafted, num_accepted)
+            self._acceptance.record(num_drafted, num_accepted, weight=0.02)
         request.num_cached_tokens += max(len(gained) - 1, 0)  # accepted drafts are cached already
         if request.max_draft_tokens == 0:
             request.num_settled_tokens = request.num_cached_tokens

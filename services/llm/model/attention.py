@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from mimo.nn.attention import AttentionSelector, BoundAttention
 from mimo.nn.attention.base import AttentionNeeds, Sink, Varlen
+from mimo.nn.linear import Linear
 from mimo.nn.rotary import apply_rotary, rotary_frequencies, rotary_table
 from services.llm.model.config import DecoderConfig, LayerSpec
 
@@ -77,10 +78,10 @@ class Attention(nn.Module):
             spec.num_kv_heads * spec.head_dim,
             spec.num_kv_heads * spec.v_head_dim,
         )
-        self.qkv_proj = nn.Linear(
+        self.qkv_proj = Linear(
             config.hidden_size, sum(self.qkv_rows), bias=config.attention_bias, dtype=dtype
         )
-        self.o_proj = nn.Linear(
+        self.o_proj = Linear(
             spec.num_heads * spec.v_head_dim, config.hidden_size, bias=False, dtype=dtype
         )
         self.attention_sink_bias = (
@@ -110,11 +111,11 @@ class Attention(nn.Module):
         """x: [T, D], cos and sin: [T, rotary_dim / 2] -> [T, D]."""
         spec = self.spec
         q_rows, k_rows, v_rows = self.qkv_rows
-        qk, v = self.qkv_proj(x).split((q_rows + k_rows, v_rows), dim=-1)
-        qk = apply_rotary(qk.unflatten(-1, (self.qk_heads, spec.head_dim)), cos, sin)
-        q, k = qk.split((spec.num_heads, spec.num_kv_heads), dim=1)  # [T, N, H], [T, K, H]
+        qk, v = self.qkv_proj(x).split_with_sizes((q_rows + k_rows, v_rows), dim=-1)
+        qk = apply_rotary(qk.view(-1, self.qk_heads, spec.head_dim), cos, sin)
+        q, k = qk.split_with_sizes((spec.num_heads, spec.num_kv_heads), dim=1)  # [T, N or K, H]
         # Scaled before it is stored: whoever reads the cache sees what attention sees.
-        v = v.unflatten(-1, (spec.num_kv_heads, spec.v_head_dim)) * self.value_scale
+        v = v.view(-1, spec.num_kv_heads, spec.v_head_dim) * self.value_scale
         out = attend(spec.index, self.attention, q, k, v, self.attention_sink_bias)  # [T, N, Hv]
         return self.o_proj(out.flatten(1))
 

@@ -87,7 +87,7 @@ class DecoderConfig:
         )
         hidden_size = fields.whole("hidden_size")
         intermediate_size = fields.whole("intermediate_size")
-        num_experts = fields.whole("n_routed_experts", 0)
+        num_experts = fields.whole("n_routed_experts", 0, least=0)
         layers = _layers(fields, num_heads, num_kv_heads)
         window = _sliding_window(fields)
         placeholders = {**(config.get("processor_config") or {}), **config}
@@ -101,17 +101,17 @@ class DecoderConfig:
             initializer_range=fields.number("initializer_range", 0.02),
             layers=layers[:-1],
             mtp_layer=layers[-1],
-            num_nextn_predict_layers=fields.whole("num_nextn_predict_layers", 0),
+            num_nextn_predict_layers=fields.whole("num_nextn_predict_layers", 0, least=0),
             attention_bias=fields.flag("attention_bias", False),
             attention_value_scale=fields.number("attention_value_scale", 1.0),
-            swa_visible=numerics.whole("swa_visible", 0 if window is None else window + 1),
+            swa_visible=numerics.whole("swa_visible", 0 if window is None else window + 1, least=0),
             num_key_value_heads=num_kv_heads,
             fused_qkv=fused_qkv == "fused_qkv",
             moe_intermediate_size=fields.whole("moe_intermediate_size", intermediate_size),
             n_routed_experts=num_experts,
-            num_experts_per_tok=fields.whole("num_experts_per_tok", 0),
-            n_group=fields.whole("n_group", 1),
-            topk_group=fields.whole("topk_group", 1),
+            num_experts_per_tok=fields.whole("num_experts_per_tok", 0, least=0),
+            n_group=fields.whole("n_group", 1, least=0),
+            topk_group=fields.whole("topk_group", 1, least=0),
             norm_topk_prob=fields.flag("norm_topk_prob", True),
             routed_scaling_factor=fields.number("routed_scaling_factor", 1.0),
             has_correction_bias=fields.get("topk_method", "noaux_tc") == "noaux_tc",
@@ -126,10 +126,6 @@ class DecoderConfig:
             self._check_attention(spec)
         if any(spec.is_moe for spec in self.layers):
             self._check_experts()
-
-    @property
-    def num_hidden_layers(self) -> int:
-        return len(self.layers)
 
     @property
     def mtp_layers(self) -> tuple[LayerSpec, ...]:
@@ -147,10 +143,10 @@ class DecoderConfig:
                 f"config.json: {where} has {spec.num_heads} query heads, not a multiple of its "
                 f"{spec.num_kv_heads} key-value heads"
             )
-        if spec.rotary_dim % 2 or spec.rotary_dim <= 0:
+        if spec.rotary_dim % 2 or not 0 < spec.rotary_dim <= spec.head_dim:
             raise CheckpointError(
                 f"config.json: partial_rotary_factor rotates {spec.rotary_dim} of {where}'s "
-                f"{spec.head_dim} head dimensions; an even number above 0 is needed"
+                f"{spec.head_dim} head dimensions; an even number of them is needed"
             )
         if self.fused_qkv and spec.num_kv_heads % self.num_key_value_heads:
             raise CheckpointError(
@@ -186,7 +182,7 @@ def _refuse_unsupported(fields: "_Fields") -> None:
         if method == "mxfp4":
             raise CheckpointError(
                 "config.json: experts are stored as MXFP4, which this decoder does not compute; "
-                "use the FP8 or BF16 checkpoint of the model"
+                "use a BF16 checkpoint of the model"
             )
         raise CheckpointError(
             f"config.json: quantization_config.quant_method {method!r} is not supported; "
@@ -259,7 +255,7 @@ def _sliding_pattern(fields: "_Fields", num_layers: int) -> list[bool]:
     pattern = fields.get("hybrid_layer_pattern", None)
     if pattern is not None:
         return fields.per_layer("hybrid_layer_pattern", pattern, num_layers)
-    block_size = fields.whole("hybrid_block_size", 0)
+    block_size = fields.whole("hybrid_block_size", 0, least=0)
     if block_size:
         return [(index + 1) % block_size != 0 for index in range(num_layers)]
     return [False] * num_layers
@@ -275,7 +271,7 @@ def _moe_pattern(fields: "_Fields", num_layers: int) -> list[bool]:
 def _sliding_window(fields: "_Fields") -> int | None:
     """Two names for one number; each stands in for the other."""
     names = ("sliding_window_size", "sliding_window")
-    given = {fields.whole(name) for name in names if fields.get(name, None) is not None}
+    given = {fields.whole(name, least=0) for name in names if fields.get(name, None) is not None}
     if len(given) > 1:
         raise CheckpointError("config.json: sliding_window and sliding_window_size disagree")
     return given.pop() if given else None
@@ -292,10 +288,10 @@ class _Fields:
         value = self._values.get(name)
         return default if value is None else value
 
-    def whole(self, name: str, default: int | None = None) -> int:
+    def whole(self, name: str, default: int | None = None, *, least: int = 1) -> int:
         value = self._require(name, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._malformed(name, "a whole number", value)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self._malformed(name, f"a whole number of at least {least}", value)
         return value
 
     def number(self, name: str, default: float) -> float:

@@ -8,11 +8,13 @@ from torch import Tensor, nn
 
 from mimo.errors import InvalidRequest, Reason
 from mimo.nn.attention import AttentionSelector
+from mimo.nn.linear import Linear
 from mimo.nn.mlp import SwiGLU
 from mimo.nn.norm import RMSNorm
 from services.llm.model.attention import Attend, Attention, Rotary
 from services.llm.model.config import DecoderConfig, LayerSpec
 from services.llm.model.moe import SparseMoe
+from services.llm.model.parallel import WHOLE, Shard, embedding, vocabulary_rows
 
 
 def merge_embeddings(x: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
@@ -33,7 +35,8 @@ class Decoder(nn.Module):
     """A MiMo-V2 language model without its MTP blocks.
 
     Parameters are made in ``dtype`` on torch's current default device, so that a loader can build
-    them on "meta"; ``device`` is where the arithmetic will run.
+    them on "meta"; ``device`` is where the arithmetic will run. As one rank of several it has the
+    rank's ``shard`` and its share of the configuration.
     """
 
     def __init__(
@@ -43,14 +46,17 @@ class Decoder(nn.Module):
         *,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
         self.config = config
-        self.model = Trunk(config, selector, dtype=dtype, device=device)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False, dtype=dtype)
+        self.shard = shard
+        self.model = Trunk(config, selector, dtype=dtype, device=device, shard=shard)
+        rows = vocabulary_rows(config.vocab_size, shard.rank, shard.size)
+        self.lm_head = Linear(config.hidden_size, len(rows), bias=False, dtype=dtype)
 
     def embed(self, ids: Tensor) -> Tensor:
-        """ids: [T] -> [T, D]."""
+        """ids: [T] -> [T, D]; of one rank of several, what its :meth:`Shard.sum` adds up."""
         return self.model.embed_tokens(ids)
 
     def forward(self, x: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -62,8 +68,8 @@ class Decoder(nn.Module):
         return self.model(x, positions, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [T, D] -> [T, V]."""
-        return self.lm_head(hidden)
+        """hidden: [T, D] -> [T, V]; on other ranks than the first, only the rank's columns."""
+        return self.shard.columns(self.lm_head(hidden), self.config.vocab_size)
 
 
 class Trunk(nn.Module):
@@ -76,11 +82,12 @@ class Trunk(nn.Module):
         *,
         dtype: torch.dtype,
         device: str,
+        shard: Shard,
     ) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, dtype=dtype)
+        self.embed_tokens = embedding(config.vocab_size, config.hidden_size, shard, dtype=dtype)
         self.layers = nn.ModuleList(
-            DecoderLayer(config, spec, selector, dtype=dtype, device=device)
+            DecoderLayer(config, spec, selector, dtype=dtype, device=device, shard=shard)
             for spec in config.layers
         )
         self.norm = RMSNorm(config.hidden_size, config.layernorm_epsilon).to(dtype)
@@ -108,8 +115,10 @@ class DecoderLayer(nn.Module):
         *,
         dtype: torch.dtype,
         device: str,
+        shard: Shard,
     ) -> None:
         super().__init__()
+        self.shard = shard
         eps = config.layernorm_epsilon
         self.input_layernorm = RMSNorm(config.hidden_size, eps).to(dtype)
         self.self_attn = Attention(config, spec, selector, dtype=dtype, device=device)
@@ -122,8 +131,8 @@ class DecoderLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         """x: [T, D], cos and sin: [T, rotary_dim / 2] -> [T, D]."""
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        x = x + self.shard.sum(self.self_attn(self.input_layernorm(x), cos, sin, attend))
+        return x + self.shard.sum(self.mlp(self.post_attention_layernorm(x)))
 
 
 def _kind(spec: LayerSpec) -> str:

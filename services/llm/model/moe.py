@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from mimo.nn.device import multiplies_bf16
 from services.llm.model.config import DecoderConfig
 
 # On an accelerator, up to so many (token, expert) pairs are computed without asking the host which
@@ -13,8 +14,8 @@ from services.llm.model.config import DecoderConfig
 # knows for free, and the gather costs more than the products.
 GATHER_MAX_PAIRS = 32
 
-# A few rows go through all experts at once when these are so small that calling them one by one
-# costs more than the products: at most so many rows, and weights of an expert's gate and up.
+# A few rows go through all experts at once when that costs less than calling them one by one: when
+# experts are small, by the weights of gate and up, or the products themselves cost next to nothing.
 DENSE_MAX_ROWS = 32
 DENSE_MAX_WEIGHTS = 1 << 16
 
@@ -132,13 +133,29 @@ class Experts(nn.Module):
         if topk_ids.numel() <= self.gather_max_pairs:
             out = self._gathered(x, topk_ids)
         elif len(x) == 1:
-            out = torch.stack([self._expert(e, x) for e in topk_ids[0].tolist()], dim=1)
-        elif len(x) <= DENSE_MAX_ROWS and self.gate_up_proj[0].numel() <= DENSE_MAX_WEIGHTS:
+            out = self._single(x[0], topk_ids[0].tolist())
+        elif len(x) <= DENSE_MAX_ROWS and self.is_dense_cheap:
             out = self._dense(x, topk_ids)
         else:
             out = self._grouped(x, topk_ids)  # [T, k, D]
         out = torch.bmm(topk_weights.unsqueeze(1), out.to(topk_weights.dtype))  # [T, 1, D]
         return out.squeeze(1).to(x.dtype)
+
+    @property
+    def is_dense_cheap(self) -> bool:
+        """Whether a few rows may as well go through all experts."""
+        weights = self.gate_up_proj
+        is_small = weights.shape[1] * weights.shape[2] <= DENSE_MAX_WEIGHTS
+        return is_small or (weights.dtype == torch.bfloat16 and multiplies_bf16())
+
+    def _single(self, row: Tensor, experts: list[int]) -> Tensor:
+        """Products with a vector, which read a weight once and as it is. row: [D] -> [1, k, D]."""
+        gate_up, down = self.gate_up_proj, self.down_proj
+        rows = torch.cat([torch.mv(gate_up[expert], row) for expert in experts])  # [k * 2I]
+        hidden = _swiglu(rows.view(len(experts), -1))
+        pairs = zip(experts, hidden.unbind(), strict=True)  # [I] each
+        outs = torch.cat([torch.mv(down[expert], inner) for expert, inner in pairs])  # [k * D]
+        return outs.view(1, len(experts), -1)
 
     def _gathered(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """One matrix-vector product for each pair, as one batch. -> [T, k, D]."""
@@ -149,11 +166,18 @@ class Experts(nn.Module):
         return out.view(*topk_ids.shape, -1)
 
     def _dense(self, x: Tensor, topk_ids: Tensor) -> Tensor:
-        """All rows through all experts, then those that were chosen. -> [T, k, D]."""
-        hidden = torch.matmul(x, self.gate_up_proj.transpose(1, 2))  # [E, T, 2I]
-        outs = torch.bmm(_swiglu(hidden), self.down_proj.transpose(1, 2))  # [E, T, D]
-        chosen = topk_ids.unsqueeze(-1).expand(-1, -1, x.shape[1])  # [T, k, D]
-        return outs.transpose(0, 1).gather(1, chosen)
+        """All rows through all experts, then those that were chosen. -> [T, k, D].
+
+        bfloat16 rows are columns here: of the operands of a product only the right one is packed.
+        """
+        gate_up, down = self.gate_up_proj, self.down_proj
+        if x.dtype == torch.bfloat16:
+            hidden = torch.matmul(gate_up, x.t())  # [E, 2I, T]
+            outs = torch.bmm(down, _swiglu(hidden, dim=1)).permute(2, 0, 1)  # [T, E, D]
+        else:
+            hidden = torch.matmul(x, gate_up.transpose(1, 2))  # [E, T, 2I]
+            outs = torch.bmm(_swiglu(hidden), down.transpose(1, 2)).transpose(0, 1)  # [T, E, D]
+        return outs.gather(1, topk_ids.unsqueeze(-1).expand(-1, -1, x.shape[1]))
 
     def _grouped(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """One matrix product for each expert that was chosen at all. -> [T, k, D]."""
@@ -161,18 +185,20 @@ class Experts(nn.Module):
         order = pairs.argsort(stable=True)
         counts = torch.bincount(pairs, minlength=len(self.gate_up_proj)).tolist()
         rows = x[order // topk_ids.shape[1]].split(counts)  # by expert, each [count, D]
-        outs = torch.cat([self._expert(e, rows[e]) for e, count in enumerate(counts) if count])
-        return torch.empty_like(outs).index_copy(0, order, outs).view(*topk_ids.shape, -1)
-
-    def _expert(self, expert: int, x: Tensor) -> Tensor:
-        """[T, D] -> [T, D]."""
-        hidden = _swiglu(F.linear(x, self.gate_up_proj[expert]))  # [T, I]
-        return F.linear(hidden, self.down_proj[expert])
+        weights = zip(self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
+        outs = [_expert(part, *w) for part, w in zip(rows, weights, strict=True) if len(part)]
+        in_order = torch.cat(outs)  # of experts
+        return torch.empty_like(in_order).index_copy(0, order, in_order).view(*topk_ids.shape, -1)
 
 
-def _swiglu(hidden: Tensor) -> Tensor:
-    """[..., 2I] -> [..., I]."""
-    gate, up = hidden.chunk(2, dim=-1)
+def _expert(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """[T, D] -> [T, D]."""
+    return F.linear(_swiglu(F.linear(x, gate_up)), down)
+
+
+def _swiglu(hidden: Tensor, dim: int = -1) -> Tensor:
+    """[.., 2I, ..] -> [.., I, ..], 2I being the size of ``dim``."""
+    gate, up = hidden.chunk(2, dim)
     return F.silu(gate) * up
 
 

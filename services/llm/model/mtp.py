@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from mimo.nn.attention import AttentionSelector
+from mimo.nn.linear import Linear
 from mimo.nn.mlp import SwiGLU
 from mimo.nn.norm import RMSNorm
 from services.llm.model.attention import Attend, Attention, Rotary
 from services.llm.model.config import DecoderConfig, LayerSpec
+from services.llm.model.parallel import WHOLE, Shard
 
 
 class Mtp(nn.Module):
@@ -26,10 +28,11 @@ class Mtp(nn.Module):
         *,
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            MtpLayer(config, spec, selector, dtype=dtype, device=device)
+            MtpLayer(config, spec, selector, dtype=dtype, device=device, shard=shard)
             for spec in config.mtp_layers
         )
         self.rotary = Rotary(config.mtp_layer, dtype=dtype, device=device)
@@ -62,12 +65,14 @@ class MtpLayer(nn.Module):
         *,
         dtype: torch.dtype,
         device: str,
+        shard: Shard,
     ) -> None:
         super().__init__()
+        self.shard = shard
         hidden_size, eps = config.hidden_size, config.layernorm_epsilon
         self.enorm = RMSNorm(hidden_size, eps).to(dtype)
         self.hnorm = RMSNorm(hidden_size, eps).to(dtype)
-        self.eh_proj = nn.Linear(2 * hidden_size, hidden_size, bias=False, dtype=dtype)
+        self.eh_proj = Linear(2 * hidden_size, hidden_size, bias=False, dtype=dtype)
         self.input_layernorm = RMSNorm(hidden_size, eps).to(dtype)
         self.self_attn = Attention(config, spec, selector, dtype=dtype, device=device)
         self.pre_mlp_layernorm = RMSNorm(hidden_size, eps).to(dtype)
@@ -80,6 +85,6 @@ class MtpLayer(nn.Module):
         """token_embeddings and hidden: [T, D], cos and sin: [T, rotary_dim / 2] -> [T, D]."""
         joined = torch.cat((self.enorm(token_embeddings), self.hnorm(hidden)), dim=-1)  # [T, 2D]
         x = self.eh_proj(joined)
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        x = x + self.mlp(self.pre_mlp_layernorm(x))
+        x = x + self.shard.sum(self.self_attn(self.input_layernorm(x), cos, sin, attend))
+        x = x + self.shard.sum(self.mlp(self.pre_mlp_layernorm(x)))
         return self.final_layernorm(x)

@@ -4,20 +4,28 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mimo.checkpoint.index import CheckpointIndex
 from mimo.checkpoint.loader import load
-from mimo.checkpoint.rules import Cast, QkvRows, Rule, SplitFusedQkv, qkv_rows
+from mimo.checkpoint.rules import Cast, Narrow, QkvRows, Rule, SplitFusedQkv, qkv_rows
 from mimo.errors import CheckpointError
 from mimo.nn.attention import AttentionSelector
 from mimo.nn.meta import without_weights
 from services.llm.model.config import DecoderConfig, LayerSpec
 from services.llm.model.decoder import Decoder
 from services.llm.model.mtp import Mtp
+from services.llm.model.parallel import (
+    WHOLE,
+    Shard,
+    head_range,
+    kv_head_range,
+    share_of,
+    vocabulary_rows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +51,13 @@ def load_decoder(
     device: str,
     selector: AttentionSelector,
     profile: Mapping[str, Any] | None = None,
+    shard: Shard = WHOLE,
 ) -> tuple[Decoder, Mtp | None]:
     """Build and fill the decoder and, where the checkpoint has any, its MTP blocks.
 
-    ``profile`` overrides entries of the checkpoint's numeric_profile: swa_visible, qkv_rows. Raises
-    CheckpointError naming the field or tensor that is missing, unexpected or unsupported.
+    ``profile`` overrides entries of the checkpoint's numeric_profile: swa_visible, qkv_rows. Of a
+    ``shard`` only the rank's part is kept. Raises CheckpointError naming the field or tensor that
+    is missing, unexpected or unsupported, ConfigError for a number of ranks that does not fit.
     """
     config = DecoderConfig.from_checkpoint(index.config, profile)
     _refuse_mxfp4(index)
@@ -59,12 +69,17 @@ def load_decoder(
     wide = Cast(WIDE, str(torch.promote_types(torch.float32, dtype)).removeprefix("torch."))
 
     with without_weights():
-        decoder = Decoder(config, selector, dtype=dtype, device=device)
-        mtp = Mtp(config, selector, dtype=dtype, device=device) if num_blocks else None
+        share = share_of(config, shard.size)
+        decoder = Decoder(share, selector, dtype=dtype, device=device, shard=shard)
+        mtp = Mtp(share, selector, dtype=dtype, device=device, shard=shard) if num_blocks else None
     load(
         decoder,
         index,
-        (wide, *_qkv_rules(config, config.layers, "model.layers", rows)),
+        (
+            wide,
+            *_qkv_rules(config, config.layers, "model.layers", rows),
+            *_share_rules(config, config.layers, "model.layers", shard),
+        ),
         dtype=dtype,
         device=device,
         ignore=(*ELSEWHERE, f"^{re.escape(MTP_PREFIX)}"),
@@ -73,7 +88,11 @@ def load_decoder(
         load(
             mtp,
             index,
-            (wide, *_qkv_rules(config, config.mtp_layers, "layers", rows)),
+            (
+                wide,
+                *_qkv_rules(config, config.mtp_layers, "layers", rows),
+                *_share_rules(config, config.mtp_layers, "layers", shard),
+            ),
             prefix=MTP_PREFIX,
             dtype=dtype,
             device=device,
@@ -108,15 +127,12 @@ def _refuse_mxfp4(index: CheckpointIndex) -> None:
 def _qkv_rules(
     config: DecoderConfig, layers: Sequence[LayerSpec], path: str, rows: QkvRows | None
 ) -> list[Rule]:
-    """One rule for the full layers and one for the sliding ones; none where nothing is fused."""
+    """A rule for each geometry of layers; none where nothing is fused."""
     if rows is None:
         return []
-    kinds: dict[LayerSpec, list[str]] = {}
-    for number, spec in enumerate(layers):
-        kinds.setdefault(replace(spec, index=0, is_moe=False), []).append(str(number))
     return [
         SplitFusedQkv(
-            pattern=rf"^{path}\.({'|'.join(numbers)})\.self_attn\.qkv_proj\.",
+            pattern=rf"^{path}\.({numbers})\.self_attn\.qkv_proj\.",
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
             head_dim=spec.head_dim,
@@ -124,5 +140,55 @@ def _qkv_rules(
             chunks=config.num_key_value_heads,
             rows=rows,
         )
-        for spec, numbers in kinds.items()
+        for spec, numbers in _by_geometry(layers).items()
     ]
+
+
+def _share_rules(
+    config: DecoderConfig, layers: Sequence[LayerSpec], path: str, shard: Shard
+) -> list[Rule]:
+    """The rank's part of every tensor that is not on all ranks; none for a whole model."""
+    if shard.size == 1:
+        return []
+    vocabulary = vocabulary_rows(config.vocab_size, shard.rank, shard.size)
+    rules = [_keep(r"^(model\.embed_tokens|lm_head)\.", vocabulary, config.vocab_size)]
+    for mlp, width in (
+        (rf"^{path}\.\d+\.mlp\.", config.intermediate_size),
+        (rf"^{path}\.\d+\.mlp\.experts\.\d+\.", config.moe_intermediate_size),
+    ):
+        own = width // shard.size
+        part = range(shard.rank * own, (shard.rank + 1) * own)
+        rules += [
+            _keep(rf"{mlp}(gate|up)_proj\.", part, width),
+            _keep(rf"{mlp}down_proj\.", part, width, dim=1),
+        ]
+    for spec, numbers in _by_geometry(layers).items():
+        attention = rf"^{path}\.({numbers})\.self_attn\."
+        heads, kv_heads = head_range(spec, shard), kv_head_range(spec, shard)
+        num, num_kv = spec.num_heads, spec.num_kv_heads
+        width, v_width = spec.head_dim, spec.v_head_dim
+        rules += [
+            _keep(rf"{attention}q_proj\.", _wide(heads, width), num * width),
+            _keep(rf"{attention}k_proj\.", _wide(kv_heads, width), num_kv * width),
+            _keep(rf"{attention}v_proj\.", _wide(kv_heads, v_width), num_kv * v_width),
+            _keep(rf"{attention}o_proj\.", _wide(heads, v_width), num * v_width, dim=1),
+            _keep(rf"{attention}attention_sink_bias$", heads, num),
+        ]
+    return rules
+
+
+def _keep(pattern: str, part: range, size: int, dim: Literal[0, 1] = 0) -> Rule:
+    return Narrow(pattern, dim, part.start, part.stop, size)
+
+
+def _wide(heads: range, width: int) -> range:
+    """The elements of these heads."""
+    return range(heads.start * width, heads.stop * width)
+
+
+def _by_geometry(layers: Sequence[LayerSpec]) -> dict[LayerSpec, str]:
+    """Layers of equal shapes: one of them, and a pattern of the numbers of all."""
+    kinds: dict[LayerSpec, list[str]] = {}
+    for number, spec in enumerate(layers):
+        kinds.setdefault(replace(spec, index=0, is_moe=False), []).append(str(number))
+    return {spec: "|".join(numbers) for spec, numbers in kinds.items()}

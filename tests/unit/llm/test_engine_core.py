@@ -1,13 +1,17 @@
 """The engine around a decoder whose tokens are computed by hand."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from mimo.errors import ConfigError, DeadlineExceeded, Internal
+from mimo.errors import ConfigError, DeadlineExceeded, Internal, InvalidRequest, StartupError
+from services.llm.calibration import calibrate
 from services.llm.engine.kv_cache import MAX_LAG, KVLayout
 from services.llm.engine.request import FinishReason, Span
 from tests.support.toy_decoder import (
     VISIBLE,
+    VOCAB,
     ToyDecoder,
     ToyMtp,
     build_core,
@@ -174,6 +178,35 @@ def test_a_request_with_nan_logits_fails_alone_and_leaves_no_nan_behind() -> Non
     assert late.token_ids[20:] == continuation([9] * 20, 20, history=1)
 
 
+@pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.parametrize(
+    "nothing",
+    [
+        {"banned_ids": frozenset(range(VOCAB))},
+        {"bad_words": tuple((id,) for id in range(VOCAB))},
+        {"min_tokens": 8, "stop_ids": frozenset(range(VOCAB))},
+        {"bad_words": tuple((16, id) for id in range(VOCAB))},  # from the second token on
+    ],
+)
+def test_a_request_that_allows_no_token_is_told_so_and_fails_alone(
+    nothing: dict[str, Any], num_drafts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    core = build_core(ToyDecoder(history=0), ToyMtp(num_right=3))
+    good = make_request([6], max_tokens=20, max_draft_tokens=num_drafts)
+    bad = make_request([5], max_draft_tokens=num_drafts, **nothing)
+    core.add(good)
+    core.add(bad)
+    failures = []
+    while core.scheduler.num_unfinished:
+        failures += [p for p in core.step().progress if p.error is not None]
+    (failure,) = failures
+    assert failure.request is bad
+    assert isinstance(failure.error, InvalidRequest)
+    assert "no token to choose" in failure.error.message
+    assert good.token_ids[1:] == continuation([6], 20, history=0)
+    assert not caplog.records
+
+
 def test_a_failing_forward_ends_its_batch_and_the_engine_goes_on() -> None:
     decoder = ToyDecoder()
     core = build_core(decoder)
@@ -182,6 +215,17 @@ def test_a_failing_forward_ends_its_batch_and_the_engine_goes_on() -> None:
     assert isinstance(core.step().progress[0].error, Internal)
     decoder.failure = None
     assert run_all(core, [make_request([1, 2])]) == [continuation([1, 2], 8, history=1)]
+
+
+def test_a_model_that_cannot_generate_does_not_start() -> None:
+    decoder = ToyDecoder()
+    assert calibrate(build_core(decoder)) > 0
+    decoder.poisoned = {continuation([0] * 16, 1, history=1)[0]}  # the second step's token
+    with pytest.raises(StartupError, match="no usable logits"):
+        calibrate(build_core(decoder))
+    decoder.failure = RuntimeError("no kernel for this device")
+    with pytest.raises(StartupError, match="a first generation failed"):
+        calibrate(build_core(decoder))
 
 
 def test_a_broken_device_ends_the_engine_instead_of_one_batch_after_another() -> None:

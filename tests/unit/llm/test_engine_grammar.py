@@ -4,14 +4,18 @@ import asyncio
 import itertools
 import json
 import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
 from mimo.checkpoint.index import CheckpointIndex
-from mimo.errors import Internal, InvalidRequest, Reason
+from mimo.errors import InvalidRequest, Overloaded, Reason
 from mimo.nn.attention import AttentionSelector
 from mimo.v1 import llm_pb2
 from models import tokenizer as tiny_tokenizer
@@ -142,6 +146,63 @@ async def test_compiling_stops_waiting_in_time(
     assert caught.value.reason is Reason.GRAMMAR_TOO_COMPLEX
 
 
+@pytest.fixture
+def busy(
+    vocabulary: Tokenizer, end_id: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[GrammarCompiler, threading.Event]]:
+    """A compiler whose grammars that begin with "slow" take until the event is set."""
+    go_on = threading.Event()
+    compile_at_once = grammars._compile
+
+    def compile_in_time(tokenizer: LLTokenizer, form: str, source: str) -> LLMatcher:
+        if source.startswith("slow"):
+            go_on.wait()
+        return compile_at_once(tokenizer, form, source)
+
+    monkeypatch.setattr(grammars, "_compile", compile_in_time)
+    vocabulary.save(str(tmp_path / "tokenizer.json"))
+    yield (
+        GrammarCompiler.open(tmp_path / "tokenizer.json", vocabulary.get_vocab_size(), [end_id]),
+        go_on,
+    )
+    go_on.set()
+
+
+async def test_a_grammar_is_not_blamed_for_the_slowness_of_others(
+    busy: tuple[GrammarCompiler, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, go_on = busy
+    monkeypatch.setattr(grammars, "TIMEOUT_S", 0.01)
+    for number in range(grammars.NUM_THREADS):
+        with pytest.raises(InvalidRequest):
+            await compiler.compile(llm_pb2.Grammar(regex=f"slow{number}"))
+    with pytest.raises(Overloaded) as caught:
+        await compiler.compile(llm_pb2.Grammar(regex="quick"))
+    assert caught.value.retry_after_s
+    monkeypatch.setattr(grammars, "TIMEOUT_S", 60.0)
+    go_on.set()
+    await compiler.compile(llm_pb2.Grammar(regex="quick"))
+
+
+async def test_calls_that_waited_for_a_thread_take_over_what_others_compiled(
+    busy: tuple[GrammarCompiler, threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, go_on = busy
+    compile_slowly, sources = grammars._compile, []
+
+    def counted(tokenizer: LLTokenizer, form: str, source: str) -> LLMatcher:
+        sources.append(source)
+        return compile_slowly(tokenizer, form, source)
+
+    monkeypatch.setattr(grammars, "_compile", counted)
+    ask = llm_pb2.Grammar(regex="slow")
+    calls = [asyncio.create_task(compiler.compile(ask)) for _ in range(8)]
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.gather(*calls)
+    assert len(sources) == grammars.NUM_THREADS
+
+
 async def test_requests_with_equal_grammars_do_not_share_a_state(
     compiler: GrammarCompiler, vocabulary: Tokenizer
 ) -> None:
@@ -245,7 +306,7 @@ def test_a_grammar_that_contradicts_the_rest_fails_its_request_alone(
     core.add(good)
     (failure,) = [p for p in core.step().progress if p.error is not None]
     assert failure.request is bad
-    assert isinstance(failure.error, Internal)
+    assert isinstance(failure.error, InvalidRequest)
     while core.scheduler.num_unfinished:
         core.step()
     assert good.num_output_tokens == 20

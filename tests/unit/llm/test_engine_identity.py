@@ -116,7 +116,7 @@ def make_prompts(decoder: Decoder, count: int) -> list[Prompt]:
 
 @pytest.fixture(scope="module")
 def prompts(pair: tuple[Decoder, Mtp]) -> list[Prompt]:
-    return make_prompts(pair[0], 10)
+    return make_prompts(pair[0], 200)
 
 
 def test_the_rows_cover_every_pair() -> None:
@@ -127,27 +127,32 @@ def test_the_rows_cover_every_pair() -> None:
         assert found == set(itertools.product(values[one], values[other]))
 
 
+def test_the_prompts_show_every_kind_of_media(
+    pair: tuple[Decoder, Mtp], prompts: list[Prompt]
+) -> None:
+    config = pair[0].config
+    assert sum(bool(prompt.media) for prompt in prompts) >= 120
+    assert sum(len(prompt.media) == 2 for prompt in prompts) >= 20
+    for pad in (config.image_token_id, config.audio_token_id, config.video_token_id):
+        assert sum(pad in prompt.ids for prompt in prompts) >= 20
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
 def test_tokens_do_not_depend_on_how_they_are_made(
     pair: tuple[Decoder, Mtp], prompts: list[Prompt], row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs = generate(pair, prompts, row, 14, monkeypatch)
-    assert num_near_ties(pair[0], prompts, outputs) == 0
+    outputs = generate(pair, prompts, row, 8, monkeypatch)
+    assert num_near_ties(pair[0], prompts, outputs) <= RARE * sum(map(len, outputs))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: "-".join(map(str, row)))
-def test_two_hundred_prompts(
-    pair: tuple[Decoder, Mtp], row: Row, monkeypatch: pytest.MonkeyPatch
+def test_nor_do_the_tokens_of_long_answers(
+    pair: tuple[Decoder, Mtp], prompts: list[Prompt], row: Row, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    many = make_prompts(pair[0], 200)
-    kinds = [{key_id for key_id, _, _ in prompt.media} for prompt in many]
-    assert sum(map(bool, kinds)) >= 120
-    assert sum(len(prompt.media) == 2 for prompt in many) >= 20
-    outputs = generate(pair, many, row, 50, monkeypatch)
-    count = num_near_ties(pair[0], many, outputs)
-    assert count <= RARE * sum(map(len, outputs))
+    outputs = generate(pair, prompts, row, 50, monkeypatch)
+    assert num_near_ties(pair[0], prompts, outputs) <= RARE * sum(map(len, outputs))
 
 
 def generate(
@@ -206,13 +211,15 @@ def run(core: EngineCore, requests: Sequence[Request], batch: int) -> None:
 
 
 def disturb(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take the blocks of the last running request at every fifth step, as another's need would."""
+    """Take the blocks of a running request at every fifth step, as another's need would, of each
+    request twice at most."""
     steps = itertools.count(1)
 
     def plan() -> Plan:
         planning = scheduler._Planning(core.scheduler)
-        if next(steps) % 5 == 0 and core.scheduler.running:
-            planning._preempt(core.scheduler.running[-1])
+        victims = [each for each in core.scheduler.running if each.num_preemptions < 2]
+        if next(steps) % 5 == 0 and victims:
+            planning._preempt(victims[-1])
         return planning.plan()
 
     monkeypatch.setattr(core.scheduler, "plan", plan)

@@ -16,9 +16,11 @@ from mimo.errors import (
     InvalidRequest,
     Overloaded,
     Reason,
+    Retry,
     Unavailable,
 )
 from mimo.metrics import Metrics
+from services.llm.engine import loop
 from services.llm.engine.core import Progress
 from services.llm.engine.loop import Admitted, Engine, Event
 from services.llm.engine.meter import Meter
@@ -248,12 +250,73 @@ async def test_stopping_ends_running_calls_as_draining_and_refuses_new_ones() ->
 
 async def test_a_dying_thread_fails_every_call_and_says_so() -> None:
     core = build_core(ToyDecoder())
-    failed = asyncio.Event()
+    failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     core.expire = None  # type: ignore[assignment, method-assign]
-    async with running_engine(core, on_failure=failed.set) as engine:
+    async with running_engine(core, on_failure=failed.set_result) as engine:
         with pytest.raises(Unavailable):
             await collect(engine, make_request([1], 9))
-        await failed.wait()
+        assert "the log says which" in await failed
+
+
+async def test_giving_up_ends_calls_though_a_step_hangs() -> None:
+    decoder = GatedDecoder()
+    core = build_core(decoder)
+    async with running_engine(core) as engine:
+        running = asyncio.create_task(collect(engine, make_request([1], 9)))
+        while not core.scheduler.running:
+            await asyncio.sleep(0)
+        engine.give_up("rank 1 is gone")
+        with pytest.raises(Unavailable, match="rank 1 is gone"):
+            await running
+        with pytest.raises(Unavailable):
+            await collect(engine, make_request([1], 9))
+        decoder.gate.release(1)
+
+
+async def test_a_step_that_hangs_ends_calls_before_their_first_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loop, "WATCH_S", 0.01)
+    monkeypatch.setattr(loop, "LOST_STEP_S", 0.01)
+    decoder = GatedDecoder()
+    core = build_core(decoder, max_running=1)
+    failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    async with running_engine(core, max_step_s=0.1, on_failure=failed.set_result) as engine:
+        calls = [collect(engine, make_request([n], 9)) for n in (1, 2)]  # one runs, one waits
+        ends = await asyncio.gather(*calls, return_exceptions=True)
+        for end in ends:
+            assert isinstance(end, Unavailable)
+            assert end.retry is Retry.ELSEWHERE
+            assert end.message == "a step of the engine did not end in 0.1 s" == await failed
+        with pytest.raises(Unavailable):
+            await collect(engine, make_request([3], 1))
+        decoder.gate.release(1)
+
+
+async def test_many_steps_and_waiting_for_an_item_are_no_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Beside an engine that hangs and says when the time is over."""
+    monkeypatch.setattr(loop, "WATCH_S", 0.01)
+    stuck, failures = GatedDecoder(), list[str]()
+    limit = {"max_step_s": 0.5}
+    async with (
+        running_engine(build_core(stuck), on_failure=failures.append, **limit) as hanging,
+        running_engine(build_core(ToyDecoder()), **limit) as busy,
+        running_engine(build_core(ToyDecoder()), **limit) as waiting,
+    ):
+        request = make_request([1, 90, 3], 5, spans=(Span(0, 1, 1, 0),), pending_items={0})
+        events = waiting.generate(request)
+        assert isinstance(await anext(events), Admitted)
+        hung = asyncio.create_task(collect(hanging, make_request([1], 1)))
+        while not failures:
+            assert await collect(busy, make_request([1], 50)) == continuation([1], 50, history=1)
+        waiting.supply(request, 0, torch.tensor([[44.0]]))
+        tokens = [s.token_id async for e in events if isinstance(e, Progress) for s in e.tokens]
+        assert tokens == continuation([1, 44, 3], 5, history=1)
+        with pytest.raises(Unavailable):
+            await hung
+        stuck.gate.release(1)
 
 
 async def test_steps_are_metered() -> None:

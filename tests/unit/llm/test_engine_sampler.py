@@ -9,9 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from gateway.bounds import MAX_REPETITION_PENALTY
+from mimo.errors import InvalidRequest
+from mimo.v1 import llm_pb2
 from services.llm.engine.noise import gumbel, philox
-from services.llm.engine.sampler import Sampler, SampleRow, filter_logits
+from services.llm.engine.request import SamplingParams
+from services.llm.engine.sampler import NoToken, Sampled, Sampler, SampleRow, filter_logits
 from services.llm.engine.verify import num_accepted
+from services.llm.servicer import sampling_from_proto
 from tests.support.toy_decoder import make_request
 
 LOGITS = torch.tensor([1.5, -0.3, 2.2, 0.4, 1.9, -1.1, 0.8, 1.2], dtype=torch.float64)
@@ -25,7 +30,7 @@ def row(
 
 def choose(logits: Tensor, *rows: SampleRow, masked_ids: Sequence[int] = ()) -> list[int]:
     sampled = Sampler(masked_ids).sample(logits.expand(len(rows), -1).clone(), rows)
-    return [-1 if token is None else token.token_id for token in sampled]
+    return [token.token_id if isinstance(token, Sampled) else -1 for token in sampled]
 
 
 @pytest.mark.parametrize(
@@ -148,10 +153,39 @@ def test_penalties_by_hand() -> None:
     assert choose(below, row(prompt=(0,), repetition_penalty=4.0)) == [1]
 
 
+@pytest.mark.parametrize("penalty", [2.0**-149, 0.001, MAX_REPETITION_PENALTY])
+def test_every_repetition_penalty_that_the_gateway_passes_gives_a_token(penalty: float) -> None:
+    """2^-149 is the smallest that a float of the wire can hold."""
+    sampling = llm_pb2.Sampling(max_tokens=1, repetition_penalty=penalty)
+    params = sampling_from_proto(llm_pb2.GenerateTokensStart(sampling=sampling), vocab_size=8)
+    strength = {"repetition_penalty": params.repetition_penalty}
+    random = row(prompt=(2,), temperature=0.7, top_p=0.9, min_p=0.1, **strength)
+    best = 4 if penalty > 1 else 2
+    assert choose(LOGITS.float(), row(prompt=(2,), **strength)) == [best]
+    assert choose(LOGITS.float(), random)[0] >= 0
+
+
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 10.001, math.nan])
+def test_other_repetition_penalties_are_refused(penalty: float) -> None:
+    with pytest.raises(InvalidRequest, match="above 0 and at most 10") as caught:
+        SamplingParams(max_tokens=1, repetition_penalty=penalty)
+    assert caught.value.field == "sampling.repetition_penalty"
+
+
+@pytest.mark.parametrize("temperature", [2.0**-149, 1e-39, 1e-37, 1e-20, 1e-9])
+@pytest.mark.parametrize("filters", [{}, {"top_k": 5, "top_p": 0.9, "min_p": 0.1}])
+def test_next_to_no_temperature_is_greedy(temperature: float, filters: dict[str, Any]) -> None:
+    """2^-149 is the smallest that a float of the wire can hold."""
+    cold = row(temperature=temperature, seed=5, **filters)
+    for logits in (LOGITS.float(), LOGITS.float() - 10, LOGITS.float() + 1000):
+        assert choose(logits, cold) == [2]
+        assert choose(logits, cold, masked_ids=(2,)) == [4]
+
+
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     request = row(num_logprobs=2, temperature=0.5, logit_bias={5: 50.0})
     (sampled,) = Sampler().sample(LOGITS[None], [request])
-    assert sampled is not None and sampled.token_id == 5
+    assert isinstance(sampled, Sampled) and sampled.token_id == 5
     assert sampled.logprobs is not None
     raw = LOGITS.log_softmax(-1)
     assert sampled.logprobs.logprob == pytest.approx(float(raw[5]))
@@ -164,12 +198,14 @@ def test_a_row_that_is_not_finite_has_no_token(spoiled: float) -> None:
     logits = torch.stack([LOGITS, LOGITS])
     logits[0, 3] = spoiled
     sampled = Sampler().sample(logits, [row(), row()])
-    assert sampled[0] is None
-    assert sampled[1] is not None
+    assert sampled[0] is NoToken.NOT_FINITE
+    assert isinstance(sampled[1], Sampled)
 
 
 def test_a_row_whose_every_token_is_masked_has_no_token() -> None:
-    assert choose(LOGITS, row(banned_ids=frozenset(range(8)))) == [-1]
+    nothing = row(banned_ids=frozenset(range(8)))
+    assert Sampler().sample(LOGITS[None], [nothing]) == [NoToken.ALL_MASKED]
+    assert Sampler().sample(LOGITS[None] * math.nan, [nothing]) == [NoToken.NOT_FINITE]
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,7 @@ def test_tokens_after_a_stop_among_accepted_drafts_are_dropped() -> None:
     (advance,) = scheduler.commit(scheduler.plan(), {request: [6, 0, 7, 8]})
     assert advance.token_ids == (6, 0)
     assert advance.finish_reason is FinishReason.STOP
+    assert (request.num_drafted, request.num_accepted) == ([1, 1, 1], [1, 1, 0])
 
 
 def test_stop_ids_do_not_end_a_request_before_min_tokens() -> None:

@@ -139,7 +139,7 @@ def test_plain_rope_parameters_are_accepted() -> None:
     ("fields", "message"),
     [
         ({"vocab_size": None}, "field vocab_size is missing"),
-        ({"vocab_size": "97"}, "vocab_size must be a whole number, found '97'"),
+        ({"vocab_size": "97"}, "vocab_size must be a whole number of at least 1, found '97'"),
         ({"attention_bias": 1}, "attention_bias must be true or false"),
         ({"rope_scaling": {"type": "yarn", "factor": 4}}, "rope_scaling .*yarn.* is not supported"),
         ({"rope_scaling": {"type": "default", "mrope_section": [1]}}, "is not supported"),
@@ -149,8 +149,8 @@ def test_plain_rope_parameters_are_accepted() -> None:
         ({"scoring_func": "softmax"}, "scoring_func 'softmax' is not supported"),
         ({"n_shared_experts": 1}, "n_shared_experts 1 is not supported"),
         ({"tie_word_embeddings": True}, "tie_word_embeddings True is not supported"),
-        ({"quantization_config": {"store_dtype": "mxfp4"}}, "stored as MXFP4"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quant_method 'fp8' is not supported"),
+        ({"quantization_config": {"store_dtype": "mxfp4"}}, "as MXFP4.* use a BF16 checkpoint"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "'fp8' is not.* use a BF16 checkpoint"),
         ({"hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern must be a list of 6 entries"),
         ({"moe_layer_freq": [1]}, "moe_layer_freq must be a list of 6 entries"),
         ({"hybrid_layer_pattern": [1] * 6}, "layer 0 is sliding, but neither sliding_window_size"),
@@ -159,6 +159,16 @@ def test_plain_rope_parameters_are_accepted() -> None:
         ({"num_key_value_heads": 3}, "4 query heads, not a multiple of its 3 key-value heads"),
         ({"partial_rotary_factor": 0.2}, "partial_rotary_factor rotates 3 of layer 0's 16"),
         ({"partial_rotary_factor": 0.01}, "partial_rotary_factor rotates 0 of"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor rotates 24 of layer 0's 16"),
+        (
+            {"num_attention_heads": 0},
+            "num_attention_heads must be a whole number of at least 1, found 0",
+        ),
+        (
+            {"num_key_value_heads": 0},
+            "num_key_value_heads must be a whole number of at least 1, found 0",
+        ),
+        ({"hidden_size": -64}, "hidden_size must be a whole number of at least 1, found -64"),
         ({"moe_layer_freq": 1}, "num_experts_per_tok 0 is more than"),
         (
             {"moe_layer_freq": 1, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 4},

@@ -172,7 +172,7 @@ def test_mtp_stores_keys_rotated_by_the_rows_own_position() -> None:
     weights = golden_decoder.weights("base_vis7")
     k_proj = weights["model.mtp.layers.0.self_attn.k_proj.weight"]
     plain = block.input_layernorm(block.eh_proj(joined)) @ k_proj.T  # [T, K * H]
-    stored, _ = cache.stored[decoder.config.num_hidden_layers]
+    stored, _ = cache.stored[len(decoder.config.layers)]
     row, pair, rotary_dim = 11, 1, 8
     angle = row * 10_000.0 ** (-2 * pair / rotary_dim)
     first, second = plain[row, pair], plain[row, pair + rotary_dim // 2]
