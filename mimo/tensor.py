@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import google_crc32c
+import numpy as np
 
 from mimo.errors import InvalidRequest, Reason
 
@@ -30,7 +31,14 @@ Buffer = bytes | bytearray | memoryview
 
 def crc32c(data: Buffer) -> int:
     """CRC-32C (Castagnoli) of the bytes, as an unsigned 32-bit number."""
-    return int(google_crc32c.value(bytes(data) if not isinstance(data, bytes) else data))
+    # The library takes bytes alone. Copying costs little: what was just copied is in the cache, and
+    # the checksum of what is not takes three times as long.
+    return int(google_crc32c.value(data if isinstance(data, bytes) else bytes(data)))
+
+
+def new_buffer(size: int) -> memoryview:
+    """Writable bytes with any content: zeroing what is overwritten anyway costs as much again."""
+    return np.empty(size, np.uint8).data
 
 
 def num_bytes(dtype: str, shape: tuple[int, ...]) -> int:
@@ -114,7 +122,7 @@ class Assembler:
                 reason=Reason.REQUEST_TOO_LARGE,
                 limit=max_bytes,
             )
-        self._buffer = bytearray(size)
+        self._buffer = new_buffer(size)
         self._received = 0
         self._next_index = 0
         self._complete = False

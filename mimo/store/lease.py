@@ -9,7 +9,7 @@ after all, the manifest that is committed first stands.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from mimo.metrics import Metrics
@@ -50,17 +50,17 @@ async def _wait(
     store: EmbeddingStore, key: EmbeddingKey, lease: "_Lease"
 ) -> tuple[Manifest | None, bool]:
     """The committed manifest, or None with the lease held; and whether another one held it."""
-    async with AsyncExitStack() as stack:
-        wait = None
-        while not await lease.acquire():
-            if wait is None:
-                wait = await stack.enter_async_context(store.watch(key))
+    if await lease.acquire():
+        # The entry may have been committed, and its lease released, just before we took ours.
+        return await store.peek(key), False
+    async with store.watch(key) as wait:
+        while True:
             manifest = await store.peek(key)
             if manifest is not None:
                 return manifest, True
+            if await lease.acquire():
+                return await store.peek(key), True
             await wait(lease.times.poll_s)
-    # The entry may have been committed, and its lease released, just before we took ours.
-    return await store.peek(key), wait is not None
 
 
 class _Lease:

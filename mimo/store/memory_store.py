@@ -53,10 +53,12 @@ class MemoryStore:
 
     async def get(self, key: EmbeddingKey) -> Lookup:
         found = self._touch(key)
-        status = LookupStatus.HIT if found else LookupStatus.MISS
+        lookup = Lookup(LookupStatus.MISS)
+        if isinstance(found, tuple):
+            lookup = Lookup(LookupStatus.HIT, *found)
         if self._metrics is not None:
-            self._metrics.inc("mimo_store_lookups_total", outcome=status)
-        return Lookup(status, *(found or ()))
+            self._metrics.inc("mimo_store_lookups_total", outcome=lookup.status)
+        return lookup
 
     async def put(
         self, manifest: Manifest, tensor: RawTensor, *, replace: bool = False
@@ -67,11 +69,8 @@ class MemoryStore:
         return manifest if self._remember(manifest.key, (manifest, tensor)) else None
 
     async def get_alias(self, alias: str) -> bytes | None:
-        entry = self._live(_alias_name(alias))
-        if entry is None or not isinstance(entry.value, bytes):
-            return None
-        entry.expires = self._clock() + self._ttl_s
-        return entry.value
+        value = self._touch(_alias_name(alias))
+        return value if isinstance(value, bytes) else None
 
     async def put_alias(self, alias: str, value: bytes) -> None:
         self._remember(_alias_name(alias), value)
@@ -117,12 +116,12 @@ class MemoryStore:
     async def aclose(self) -> None:
         self._entries.clear()
 
-    def _touch(self, key: EmbeddingKey) -> tuple[Manifest, RawTensor] | None:
-        entry = self._live(key)
-        if entry is None or isinstance(entry.value, bytes):
+    def _touch(self, name: str) -> tuple[Manifest, RawTensor] | bytes | None:
+        entry = self._live(name)
+        if entry is None:
             return None
         entry.expires = self._clock() + self._ttl_s
-        self._entries.move_to_end(key)
+        self._entries.move_to_end(name)
         return entry.value
 
     def _live(self, name: str) -> _Entry | None:

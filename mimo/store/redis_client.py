@@ -38,10 +38,15 @@ def connect(url: str) -> "Redis | RedisCluster":
         if scheme in _PLAIN:
             client: Redis = Redis.from_url(url, **options)
             return client
-    except (ValueError, TypeError, RedisClusterException) as error:
-        raise ConfigError(f"cannot use the store URL {_without_password(url)}: {error}") from error
+    except (ValueError, TypeError, RedisClusterException):
+        # The reason stays here: it may quote a piece of a password that was taken for a port.
+        raise ConfigError(
+            f"cannot use the store URL {_without_secrets(url)}: expected {scheme}://"
+            f"{'/path' if scheme == 'unix' else 'user:password@host:port'}, with special "
+            "characters of the password percent-encoded, and options that redis-py knows"
+        ) from None
     raise ConfigError(
-        f"cannot use the store URL {_without_password(url)}: "
+        f"cannot use the store URL {_without_secrets(url)}: "
         "expected redis://, rediss://, unix://, redis+cluster:// or memory://"
     )
 
@@ -63,6 +68,10 @@ def _connect_cluster(url: str, **options: Any) -> RedisCluster:
     )
 
 
-def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    return f"{scheme}://{rest.rpartition('@')[2]}"
+def _without_secrets(url: str) -> str:
+    """Scheme and address. A password may be before them or in the query; where it cannot be told
+    which is which, there is no address."""
+    scheme, separator, rest = url.partition("://") if "://" in url else ("", "", url)
+    credentials, _, address = rest.rpartition("@")
+    address = "…" if "?" in credentials else address.partition("?")[0]
+    return f"{scheme}{separator}{address}"

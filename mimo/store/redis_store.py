@@ -7,10 +7,11 @@ entry here; nothing raises. ``mimo.store.layout`` says under which names things 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
@@ -22,13 +23,13 @@ from mimo.store.base import Lookup, LookupStatus, Wait
 from mimo.store.breaker import Breaker
 from mimo.store.keys import EmbeddingKey
 from mimo.store.layout import alias_name, channel, chunk_names, lease_name, manifest_name
+from mimo.store.links import Links
 from mimo.store.manifest import Damaged, Manifest, seal, unseal
 from mimo.store.redis_client import connect
-from mimo.tensor import Assembler, Chunk, RawTensor, split
+from mimo.store.resp import Refused, Reply, Resp, Word, accepted, accepted_all
+from mimo.tensor import RawTensor, crc32c, new_buffer
 
 logger = logging.getLogger(__name__)
-
-ResultT = TypeVar("ResultT")
 
 # Deletes what the caller has seen, never what somebody else has put there since.
 _DELETE_IF_EQUAL = """
@@ -50,8 +51,8 @@ class RedisLimits:
     ttl_s: int = 3600
     timeout_s: float = 0.25
     timeout_s_per_byte: float = 0.001 / (100 * 1024)
-    window_chunks: int = 16  # chunks in one round trip, about 4 MiB
-    max_connections: int = 16
+    window_chunks: int = 16  # chunks on their way at a time, about 4 MiB
+    max_operations: int = 16  # at a time, each with a connection of its own
 
     @property
     def chunk_ttl_s(self) -> int:
@@ -61,6 +62,10 @@ class RedisLimits:
 
 class _Unavailable(Exception):
     """The server failed, was late, or is not asked for now. Never leaves this module."""
+
+
+class _Missing(Exception):
+    """A chunk is gone. Never leaves this module."""
 
 
 class RedisStore:
@@ -79,8 +84,8 @@ class RedisStore:
         self._limits = limits or RedisLimits()
         self._clock = clock
         self._breaker = Breaker(clock)
-        # Waiting for one of our own connections must not count as the server's delay.
-        self._connections = asyncio.Semaphore(self._limits.max_connections)
+        self._links = Links(client)
+        self._operations = asyncio.Semaphore(self._limits.max_operations)
 
     @classmethod
     def from_url(
@@ -95,14 +100,15 @@ class RedisStore:
         return lookup
 
     async def peek(self, key: EmbeddingKey) -> Manifest | None:
+        name = manifest_name(key)
         try:
-            data = await self._ask("manifest", lambda: self._client.get(manifest_name(key)))
+            data = await self._ask("manifest", name, "GET", name)
             return Manifest.decode(key, data) if data else None
         except (_Unavailable, Damaged):
             return None
 
     async def get(self, key: EmbeddingKey) -> Lookup:
-        lookup = await self._find(key)
+        lookup = await self._manifest(key)
         if lookup.manifest is not None:
             lookup = await self._read(lookup.manifest)
         self._metrics.inc("mimo_store_lookups_total", outcome=lookup.status)
@@ -112,35 +118,33 @@ class RedisStore:
         self, manifest: Manifest, tensor: RawTensor, *, replace: bool = False
     ) -> Manifest | None:
         try:
-            await self._write_chunks(manifest, tensor)
-            return await self._commit(manifest, replace=replace)
+            standing = await self._write(manifest, tensor, replace=replace)
+            if not isinstance(standing, bytes):
+                return None  # evicted as soon as it was written
+            return Manifest.decode(manifest.key, standing)
         except (_Unavailable, Damaged):
             return None
 
     async def get_alias(self, alias: str) -> bytes | None:
         name = alias_name(alias)
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.get(name).expire(name, self._limits.ttl_s)
         try:
-            data, _ = await self._ask("manifest", pipeline.execute)
+            data = await self._ask("manifest", name, "GETEX", name, "EX", self._limits.ttl_s)
             return _unseal_plan(alias, data) if data else None
         except (_Unavailable, Damaged):
             return None
 
     async def put_alias(self, alias: str, value: bytes) -> None:
-        name, data, ttl_s = alias_name(alias), _seal_plan(alias, value), self._limits.ttl_s
+        name, data = alias_name(alias), _seal_plan(alias, value)
         with suppress(_Unavailable):
-            await self._ask("commit", lambda: self._client.set(name, data, ex=ttl_s), len(data))
+            await self._ask("commit", name, "SET", name, data, "EX", self._limits.ttl_s)
 
     async def acquire_lease(self, key: EmbeddingKey, holder: str, ttl_s: float) -> bool:
         name, ttl_ms = lease_name(key), round(ttl_s * 1000)
         try:
-            taken = await self._ask(
-                "lease", lambda: self._client.set(name, holder, nx=True, px=ttl_ms)
-            )
+            taken = await self._ask("lease", name, "SET", name, holder, "NX", "PX", ttl_ms)
         except _Unavailable:
             return True
-        return bool(taken)
+        return taken is not None
 
     async def renew_lease(self, key: EmbeddingKey, holder: str, ttl_s: float) -> bool:
         ttl_ms = round(ttl_s * 1000)
@@ -169,103 +173,159 @@ class RedisStore:
 
         try:
             with suppress(_Unavailable):
-                await self._ask("lease", subscribe)
+                async with self._in_time("lease"):
+                    await subscribe()
             yield wait
         finally:
             await subscription.aclose()
 
     async def aclose(self) -> None:
+        await self._links.aclose()
         await self._client.aclose()
 
     async def _find(self, key: EmbeddingKey) -> Lookup:
+        lookup = await self._manifest(key)
+        if lookup.manifest is None:
+            return lookup
         try:
-            data = await self._ask("manifest", lambda: self._client.get(manifest_name(key)))
-            if data is None:
-                return Lookup(LookupStatus.MISS)
-            try:
-                manifest = Manifest.decode(key, data)
-            except Damaged:
-                return await self._reject(key, data, LookupStatus.CORRUPT)
-            if not await self._touch(manifest):
-                return await self._reject(key, data, LookupStatus.TORN)
+            is_whole = await self._touch(lookup.manifest)
         except _Unavailable:
             return Lookup(LookupStatus.TIMEOUT)
-        return Lookup(LookupStatus.HIT, manifest)
+        return lookup if is_whole else await self._reject(lookup.manifest, LookupStatus.TORN)
+
+    async def _manifest(self, key: EmbeddingKey) -> Lookup:
+        """A hit if there is a manifest that can be read, whatever became of the chunks."""
+        name = manifest_name(key)
+        try:
+            data = await self._ask("manifest", name, "GET", name)
+            if data is None:
+                return Lookup(LookupStatus.MISS)
+            return Lookup(LookupStatus.HIT, Manifest.decode(key, data))
+        except _Unavailable:
+            return Lookup(LookupStatus.TIMEOUT)
+        except Damaged:
+            return await self._remove(name, data, LookupStatus.CORRUPT)
 
     async def _touch(self, manifest: Manifest) -> bool:
         """Extend the life of an entry. Whether all of it is there."""
-        pipeline = self._client.pipeline(transaction=False)
-        for name in chunk_names(manifest):
-            pipeline.expire(name, self._limits.chunk_ttl_s)
-        pipeline.expire(manifest_name(manifest.key), self._limits.ttl_s)
-        return all(await self._ask("manifest", pipeline.execute))
+        name = manifest_name(manifest.key)
+        async with self._link("manifest", name) as link:
+            replies = [
+                link.send("EXPIRE", chunk, self._limits.chunk_ttl_s)
+                for chunk in chunk_names(manifest)
+            ]
+            replies.append(link.send("EXPIRE", name, self._limits.ttl_s))
+            return all([accepted(await reply) for reply in replies])
 
     async def _read(self, manifest: Manifest) -> Lookup:
-        """Fetch the chunks, a window of them at a time, checking each."""
-        names, size = chunk_names(manifest), self._limits.window_chunks
-        assembler = Assembler(manifest.dtype, manifest.shape)
+        """Fetch the chunks, each checked while the next ones are on their way."""
         try:
-            for first in range(0, len(names), size):
-                window = names[first : first + size]
-                values = await self._ask(
-                    "chunks",
-                    lambda window=window: self._client.mget(window),  # type: ignore[misc]
-                    len(window) * manifest.chunk_bytes,
-                )
-                for index, value in enumerate(values, first):
-                    if value is None:
-                        return await self._reject(manifest.key, manifest.encoded, LookupStatus.TORN)
-                    assembler.add(_chunk(manifest, index, value))
-            tensor = assembler.finish()
+            data = await self._fetch(manifest)
         except _Unavailable:
             return Lookup(LookupStatus.TIMEOUT)
-        except InvalidRequest:
-            return await self._reject(manifest.key, manifest.encoded, LookupStatus.CORRUPT)
-        self._metrics.inc("mimo_store_bytes_total", tensor.num_bytes, op="get")
-        return Lookup(LookupStatus.HIT, manifest, tensor)
+        except _Missing:
+            return await self._reject(manifest, LookupStatus.TORN)
+        except (Damaged, InvalidRequest):
+            return await self._reject(manifest, LookupStatus.CORRUPT)
+        self._metrics.inc("mimo_store_bytes_total", data.nbytes, op="get")
+        return Lookup(LookupStatus.HIT, manifest, RawTensor(manifest.dtype, manifest.shape, data))
 
-    async def _reject(self, key: EmbeddingKey, seen: bytes, status: LookupStatus) -> Lookup:
+    async def _fetch(self, manifest: Manifest) -> memoryview:
+        """The bytes of an entry, whose life is extended. Raises _Missing, Damaged, _Unavailable."""
+        name, ttl_s = manifest_name(manifest.key), self._limits.chunk_ttl_s
+        data = new_buffer(manifest.num_bytes)
+        pieces = _pieces(manifest, data)
+        expected: deque[tuple[int, memoryview, asyncio.Future[Reply]]] = deque()
+
+        async def check_next() -> None:
+            checksum, piece, reply = expected.popleft()
+            value = accepted(await reply)
+            if value is None:
+                raise _Missing
+            if value is not piece or crc32c(piece) != checksum:
+                raise Damaged("a chunk is not what was written")
+
+        async with self._link("chunks", name, data.nbytes) as link:
+            for chunk, checksum, piece in zip(
+                chunk_names(manifest), manifest.checksums, pieces, strict=True
+            ):
+                reply = link.send("GETEX", chunk, "EX", ttl_s, into=piece)
+                expected.append((checksum, piece, reply))
+                if len(expected) == self._limits.window_chunks:
+                    await check_next()
+            extended = link.send("EXPIRE", name, self._limits.ttl_s)
+            while expected:
+                await check_next()
+            accepted(await extended)
+        return data
+
+    async def _write(self, manifest: Manifest, tensor: RawTensor, *, replace: bool) -> Reply:
+        """Write the chunks, then make the entry visible, unless another writer was first.
+
+        Returns what stands as manifest. The last chunks and the manifest are one transaction:
+        an entry of up to that many takes one round trip, and still none is visible in part.
+        """
+        name, ttl_s = manifest_name(manifest.key), self._limits.chunk_ttl_s
+        pieces = list(zip(chunk_names(manifest), _pieces(manifest, tensor.data), strict=True))
+        num_first = max(0, len(pieces) - self._limits.window_chunks)
+        async with self._link("chunks", name, tensor.num_bytes) as link:
+            replies: list[asyncio.Future[Reply]] = []
+            for chunk, piece in pieces[:num_first]:
+                replies.append(link.send("SET", chunk, piece, "EX", ttl_s))
+                await link.sent()
+            for reply in replies:
+                accepted(await reply)
+            replies = [link.send("MULTI")]
+            for chunk, piece in pieces[num_first:]:
+                replies.append(link.send("SET", chunk, piece, "EX", ttl_s))
+                await link.sent()
+            commit = ("SET", name, manifest.encoded, "EX", self._limits.ttl_s)
+            replies.append(link.send(*commit) if replace else link.send(*commit, "NX"))
+            replies.append(link.send("GET", name))
+            done = link.send("EXEC")
+            for reply in replies:
+                accepted(await reply)
+            standing: Reply = accepted_all(await done)[-1]
+        self._metrics.inc("mimo_store_bytes_total", tensor.num_bytes, op="put")
+        return standing
+
+    async def _reject(self, manifest: Manifest, status: LookupStatus) -> Lookup:
         """Remove a useless manifest, so that SET NX lets the next writer in."""
+        return await self._remove(manifest_name(manifest.key), manifest.encoded, status)
+
+    async def _remove(self, name: str, seen: bytes, status: LookupStatus) -> Lookup:
         with suppress(_Unavailable):
-            await self._run(_DELETE_IF_EQUAL, manifest_name(key), seen)
+            await self._run(_DELETE_IF_EQUAL, name, seen)
         return Lookup(status)
 
-    async def _write_chunks(self, manifest: Manifest, tensor: RawTensor) -> None:
-        names, size = chunk_names(manifest), self._limits.window_chunks
-        chunks = list(split(tensor, manifest.chunk_bytes))
-        for first in range(0, len(chunks), size):
-            pipeline = self._client.pipeline(transaction=False)
-            for chunk in chunks[first : first + size]:
-                pipeline.set(names[chunk.index], chunk.data, ex=self._limits.chunk_ttl_s)
-            await self._ask("chunks", pipeline.execute, size * manifest.chunk_bytes)
-        self._metrics.inc("mimo_store_bytes_total", tensor.num_bytes, op="put")
+    async def _run(self, script: str, name: str, *arguments: Word) -> Any:
+        return await self._ask("lease", name, "EVAL", script, 1, name, *arguments)
 
-    async def _commit(self, manifest: Manifest, *, replace: bool) -> Manifest:
-        """Make the entry visible, unless another writer was first; its chunks stand then."""
-        name = manifest_name(manifest.key)
-        pipeline = self._client.pipeline(transaction=False)
-        pipeline.set(name, manifest.encoded, ex=self._limits.ttl_s, nx=not replace).get(name)
-        _, standing = await self._ask("commit", pipeline.execute)
-        if standing is None:
-            raise Damaged("evicted as soon as it was written")
-        return Manifest.decode(manifest.key, standing)
+    async def _ask(self, op: str, name: str, *words: Word) -> Any:
+        """One command about ``name``. Raises _Unavailable."""
+        async with self._link(op, name) as link:
+            return accepted(await link.send(*words))
 
-    async def _run(self, script: str, name: str, *arguments: object) -> Any:
-        return await self._ask("lease", lambda: self._client.eval(script, 1, name, *arguments))
+    @asynccontextmanager
+    async def _link(self, op: str, name: str, num_bytes: int = 0) -> AsyncIterator[Resp]:
+        """A connection for one operation on ``name``. The block is left with _Unavailable when the
+        server fails or the time is up."""
+        async with self._in_time(op, num_bytes), self._links.to(name) as link:
+            yield link
 
-    async def _ask(
-        self, op: str, call: Callable[[], Awaitable[ResultT]], num_bytes: int = 0
-    ) -> ResultT:
-        """Make one round trip within its time. Raises _Unavailable."""
+    @asynccontextmanager
+    async def _in_time(self, op: str, num_bytes: int = 0) -> AsyncIterator[None]:
+        """Room and time for one operation of a server that is worth asking. Raises _Unavailable."""
         budget_s = self._limits.timeout_s + num_bytes * self._limits.timeout_s_per_byte
-        async with self._connections:
+        # Waiting for our own other operations must not count as the server's delay.
+        async with self._operations:
             if not self._breaker.admit():
                 raise _Unavailable
             started = self._clock()
             try:
                 async with asyncio.timeout(budget_s):
-                    result = await call()
-            except (RedisError, RedisClusterException, OSError, TimeoutError) as error:
+                    yield
+            except (Refused, RedisError, RedisClusterException, OSError, TimeoutError) as error:
                 self._failed(error)
                 raise _Unavailable from error
         self._metrics.observe("mimo_store_op_seconds", self._clock() - started, op=op)
@@ -273,14 +333,23 @@ class RedisStore:
             logger.info("the embedding store answers again")
             self._breaker.succeeded()
             self._metrics.set("mimo_store_breaker_open", 0)
-        return result
 
     def _failed(self, error: Exception) -> None:
+        self._links.relearn()
         was_open = self._breaker.is_open
         self._breaker.failed()
         if self._breaker.is_open and not was_open:
             logger.warning("the embedding store fails; going on without it: %r", error)
             self._metrics.set("mimo_store_breaker_open", 1)
+
+
+def _pieces(manifest: Manifest, data: memoryview) -> list[memoryview]:
+    """The places of an entry's chunks in its bytes. Raises Damaged when they do not fill them."""
+    size = max(manifest.chunk_bytes, 1)
+    starts = range(0, max(data.nbytes, 1), size)
+    if len(starts) != manifest.num_chunks:
+        raise Damaged(f"{manifest.num_chunks} chunks for {data.nbytes} bytes")
+    return [data[start : start + size] for start in starts]
 
 
 def _seal_plan(alias: str, plan: bytes) -> bytes:
@@ -294,13 +363,3 @@ def _unseal_plan(alias: str, data: bytes) -> bytes:
     if not body.startswith(alias.encode()):
         raise Damaged("the plan belongs to another alias")
     return body[len(alias) :]
-
-
-def _chunk(manifest: Manifest, index: int, value: bytes) -> Chunk:
-    return Chunk(
-        index=index,
-        offset=index * manifest.chunk_bytes,
-        data=value,
-        crc32c=manifest.checksums[index],
-        last=index == manifest.num_chunks - 1,
-    )

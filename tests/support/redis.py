@@ -25,6 +25,12 @@ class ValkeyProcess:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self._port}" if self._port else f"unix://{self._socket}"
 
+    @property
+    def pid(self) -> int:
+        """Of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
     def start(self) -> None:
         with open(self._directory / "log", "ab") as log:
             self._process = subprocess.Popen(

@@ -17,6 +17,7 @@ from tests.support.encoding import FINGERPRINT, CountingEncoder, Upload, payload
 from tests.support.redis import ValkeyProcess, free_port
 
 NUM_SLOTS = 16384
+BOUNDS = [NUM_SLOTS * index // 3 for index in range(4)]
 TENSOR = RawTensor("bfloat16", (64, 8), bytes(1024))
 
 
@@ -34,8 +35,7 @@ def nodes() -> Iterator[list[Redis]]:
             stack.enter_context(contextlib.closing(Redis.from_url(server.url)))
             for server in servers
         ]
-        bounds = [NUM_SLOTS * index // 3 for index in range(4)]
-        for client, first, stop in zip(clients, bounds, bounds[1:], strict=False):
+        for client, first, stop in zip(clients, BOUNDS, BOUNDS[1:], strict=False):
             client.cluster("ADDSLOTSRANGE", first, stop - 1)
         for port in ports[1:]:
             clients[0].cluster("MEET", "127.0.0.1", port)
@@ -131,6 +131,25 @@ async def test_callers_at_two_replicas_cause_one_encode(stores: list[RedisStore]
     assert [answer.outcome for answer in answers].count(Outcome.MISS) == 1
     for service in services:
         await service.aclose()
+
+
+async def test_a_slot_that_moved_is_found_again(
+    stores: list[RedisStore], nodes: list[Redis]
+) -> None:
+    key = new_key()
+    slot = nodes[0].cluster("KEYSLOT", f"{{ek1:{key}}}")
+    assert (await stores[0].find(key)).status is LookupStatus.MISS
+    owner = next(index for index, bound in enumerate(BOUNDS[1:]) if slot < bound)
+    heir = (owner + 1) % len(nodes)
+    heir_id = nodes[heir].cluster("MYID").decode()
+    for node in (nodes[heir], nodes[owner], nodes[heir - 2]):
+        node.cluster("SETSLOT", slot, "NODE", heir_id)
+    assert (await stores[0].find(key)).status is LookupStatus.TIMEOUT
+    while (await stores[0].find(key)).status is LookupStatus.TIMEOUT:
+        pass
+    manifest = Manifest.describe(key, TENSOR, encoder_fingerprint="e0", encode_ms=20.0)
+    assert await stores[0].put(manifest, TENSOR) == manifest
+    assert (await stores[0].get(key)).tensor == TENSOR
 
 
 async def test_a_cluster_that_cannot_be_reached_is_an_empty_store() -> None:

@@ -42,6 +42,16 @@ async def test_the_least_recently_used_entry_makes_room() -> None:
     assert statuses == ["hit", "miss", "hit"]
 
 
+async def test_a_plan_that_is_read_is_in_use() -> None:
+    store = MemoryStore(max_bytes=40)
+    await store.put_alias("plan", bytes(16))
+    await put(store, ONE)
+    assert await store.get_alias("plan") is not None
+    await put(store, TWO)
+    assert await store.get_alias("plan") is not None
+    assert (await store.find(ONE)).status is LookupStatus.MISS
+
+
 async def test_an_entry_larger_than_the_store_is_not_taken() -> None:
     store = MemoryStore(max_bytes=40)
     await put(store, ONE, 41)

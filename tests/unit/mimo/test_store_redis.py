@@ -3,6 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -153,6 +154,18 @@ async def test_a_manifest_moved_to_another_key_is_detected(
     assert (await store.find(other)).status is LookupStatus.CORRUPT
 
 
+@pytest.mark.parametrize(
+    "change", [{"checksums": (1,)}, {"shape": (9, 64)}, {"chunk_bytes": 0}, {"dtype": "float8"}]
+)
+async def test_a_manifest_that_contradicts_itself_is_detected(
+    store: RedisStore, server: Any, key: EmbeddingKey, change: dict[str, Any]
+) -> None:
+    await store.put(described(key), TENSOR)
+    await server.set(manifest_name(key), replace(described(key), **change).encoded)
+    assert (await store.get(key)).status is LookupStatus.CORRUPT
+    assert (await store.get(key)).status is LookupStatus.MISS
+
+
 async def test_a_damaged_entry_makes_room_for_the_next_writer(
     store: RedisStore, server: Any, key: EmbeddingKey
 ) -> None:
@@ -206,6 +219,22 @@ async def test_the_plan_of_another_file_is_absent(store: RedisStore, server: Any
     await server.set(f"{{alias:{alias}}}", await server.get(f"{{alias:{other}}}"))
     assert await store.get_alias(alias) is None
     assert await store.get_alias(other) == b"plan"
+
+
+async def test_an_entry_the_server_refuses_is_not_visible(
+    redis_server: ValkeyProcess, key: EmbeddingKey
+) -> None:
+    """A full server that evicts nothing refuses within the transaction that would commit."""
+    client: Any = Redis.from_url(redis_server.url, protocol=2)
+    store = RedisStore(client, Metrics("vision"), limits=PATIENT)
+    await client.config_set("maxmemory-policy", "noeviction")
+    await client.config_set("maxmemory", 1)
+    assert await store.put(described(key), TENSOR) is None
+    await client.config_set("maxmemory", 0)
+    assert (await store.find(key)).status is LookupStatus.MISS
+    assert await client.keys() == []
+    assert await store.put(manifest := described(key), TENSOR) == manifest
+    await store.aclose()
 
 
 async def test_bytes_are_counted(redis_url: str, key: EmbeddingKey) -> None:

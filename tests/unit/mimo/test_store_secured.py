@@ -22,7 +22,7 @@ from tests.support.redis import ValkeyProcess, free_port
 TENSOR = RawTensor("bfloat16", (64, 8), bytes(range(256)) * 4)
 PASSWORD = "p@ss/word"
 ACL = ("~{ek1:*", "~{alias:*", "&ek1:*", "-@all", "+@read", "+@write", "+@pubsub")
-ACL += ("+@scripting", "+@connection", "-@dangerous", "+info")
+ACL += ("+@transaction", "+@scripting", "+@connection", "-@dangerous", "+info")
 PATIENT = RedisLimits(timeout_s=30.0)
 
 
@@ -81,6 +81,23 @@ def test_a_url_that_cannot_be_used_is_named_without_its_password(url: str) -> No
     with pytest.raises(ConfigError, match=rest) as caught:
         connect(f"{scheme}://mimo:secret@{rest}")
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hunter2/word@host:6379",  # not percent-encoded: taken for host and port
+        "redis+cluster://:hunter2/word@host:6379",
+        "redis://:a?hunter2@host:port",
+        "redis://host:port?password=hunter2",
+        "redis://host:port?password=a@hunter2",
+        "mimo:hunter2@host:6379",
+    ],
+)
+def test_no_piece_of_a_password_is_told(url: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        connect(url)
+    assert "hunter2" not in str(caught.value)
 
 
 # ── TLS: the server that comes with the tests has none ──

@@ -1,17 +1,20 @@
 """Raw tensors and their chunks: sizes are checked, damage is found."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mimo.errors import InvalidRequest
 from mimo.tensor import Assembler, Chunk, RawTensor, crc32c, split
 
 
-def test_crc32c_is_castagnoli() -> None:
-    assert crc32c(b"123456789") == 0xE3069283  # the check value of CRC-32C
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_crc32c_is_castagnoli(kind: type) -> None:
+    assert crc32c(kind(b"123456789")) == 0xE3069283  # the check value of CRC-32C
+    assert crc32c(kind(b"")) == 0
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 5), st.integers(1, 64))
 def test_split_then_assemble_is_the_identity(rows: int, width: int, chunk_bytes: int) -> None:
     tensor = RawTensor("int16", (rows, width), bytes(i % 251 for i in range(rows * width * 2)))
