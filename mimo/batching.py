@@ -6,6 +6,7 @@ The device is driven from one thread of its own, one batch at a time.
 """
 
 import asyncio
+import logging
 import math
 import time
 from collections import deque
@@ -16,6 +17,8 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from mimo.errors import DeadlineExceeded, Internal, Overloaded, Reason, Unavailable
+
+logger = logging.getLogger(__name__)
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -53,9 +56,13 @@ class Done(Generic[ResultT]):
 class Batcher(Generic[ItemT, ResultT]):
     """Calls ``run`` with batches of at most ``max_cost`` work and ``max_items`` items.
 
-    An item that alone exceeds ``max_cost`` runs alone. With ``max_wait_s`` an idle device waits so
+    An item that alone exceeds ``max_cost`` runs alone. What waits is bounded in work, in number and
+    in bytes: a large picture may be little work. With ``max_wait_s`` an idle device waits so
     long for company; by default it starts at once, and batches form only while it is busy.
     ``work_per_second`` is the rate measured at start, if it was.
+
+    An error of type ``fatal`` says that the device is broken: its batch and all that waits end as
+    Unavailable, nothing runs any more, and ``on_failure`` is told why.
     """
 
     def __init__(
@@ -65,9 +72,13 @@ class Batcher(Generic[ItemT, ResultT]):
         max_cost: float,
         max_items: int,
         max_queued_cost: float,
+        max_queued_items: int = 4096,
+        max_queued_bytes: int = 1 << 30,
         max_wait_s: float = 0.0,
         work_per_second: float | None = None,
         on_batch: Callable[[Batch], None] | None = None,
+        fatal: tuple[type[Exception], ...] = (),
+        on_failure: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
         thread_name: str = "device",
     ) -> None:
@@ -75,8 +86,12 @@ class Batcher(Generic[ItemT, ResultT]):
         self._max_cost = max_cost
         self._max_items = max_items
         self._max_queued_cost = max_queued_cost
+        self._max_queued_items = max_queued_items
+        self._max_queued_bytes = max_queued_bytes
         self._max_wait_s = max_wait_s
         self._on_batch = on_batch
+        self._fatal = fatal
+        self._on_failure = on_failure
         self._clock = clock
         self._rate = _Rate(work_per_second)
         self._device = ThreadPoolExecutor(max_workers=1, thread_name_prefix=thread_name)
@@ -88,7 +103,9 @@ class Batcher(Generic[ItemT, ResultT]):
         self._closed = False
 
     @contextmanager
-    def admit(self, cost: float, deadline: float = math.inf) -> Iterator["Slot[ItemT, ResultT]"]:
+    def admit(
+        self, cost: float, deadline: float = math.inf, num_bytes: int = 0
+    ) -> Iterator["Slot[ItemT, ResultT]"]:
         """Reserve room in the queue, so that an upload is refused before it starts, not after.
 
         Raises Overloaded, with a time to retry after, when the queue is full or the deadline (on
@@ -98,14 +115,18 @@ class Batcher(Generic[ItemT, ResultT]):
             raise Unavailable("shutting down", reason=Reason.DRAINING)
         load = self.load
         # An empty queue takes anything: an item larger than the queue must run some time.
-        is_full = load.queued_work > 0 and load.queued_work + cost > self._max_queued_cost
+        is_full = bool(self._admitted) and (
+            load.queued_work + cost > self._max_queued_cost
+            or len(self._admitted) >= self._max_queued_items
+            or sum(slot.num_bytes for slot in self._admitted) + num_bytes > self._max_queued_bytes
+        )
         is_late = self._clock() + load.predicted_wait_s > deadline
         if is_full or is_late:
             raise Overloaded(
                 "the queue is full" if is_full else "the queue is longer than the deadline allows",
                 retry_after_s=min(max(load.predicted_wait_s, 0.1), 30.0),
             )
-        slot: Slot[ItemT, ResultT] = Slot(self, cost, deadline)
+        slot: Slot[ItemT, ResultT] = Slot(self, cost, deadline, num_bytes)
         self._admitted.add(slot)
         try:
             yield slot
@@ -201,6 +222,8 @@ class Batcher(Generic[ItemT, ResultT]):
             results = await loop.run_in_executor(self._device, self._run_isolated, items)
         finally:
             self._running = []
+        if broken := next((r for r in results if isinstance(r, self._fatal)), None):
+            return self._give_up(batch, broken)
         busy_s = self._clock() - started
         work = sum(slot.cost for slot in batch)
         for slot, result in zip(batch, results, strict=True):
@@ -214,6 +237,13 @@ class Batcher(Generic[ItemT, ResultT]):
         if self._on_batch is not None:
             self._on_batch(Batch(len(batch), work, fill, busy_s))
 
+    def _give_up(self, batch: list["Slot[ItemT, ResultT]"], error: Exception) -> None:
+        logger.error("the device is broken", exc_info=error)
+        self._closed = True
+        for slot in batch:
+            slot.fail(Unavailable("the device is broken"))
+        self._on_failure("the device is broken; the log says how")
+
     def _run_isolated(self, items: list[ItemT]) -> Sequence[ResultT | Exception]:
         """Runs in the device thread. A batch that fails is run again one by one: one bad item must
         not fail its neighbours."""
@@ -223,17 +253,20 @@ class Batcher(Generic[ItemT, ResultT]):
                 raise Internal(f"{len(results)} results for a batch of {len(items)}")
             return results
         except Exception as error:
-            if len(items) == 1:
-                return [error]
+            if len(items) == 1 or isinstance(error, self._fatal):
+                return [error] * len(items)
             return [self._run_isolated([item])[0] for item in items]
 
 
 class Slot(Generic[ItemT, ResultT]):
     """Room in the queue for one item. ``deadline`` may be moved while the item waits."""
 
-    def __init__(self, batcher: Batcher[ItemT, ResultT], cost: float, deadline: float) -> None:
+    def __init__(
+        self, batcher: Batcher[ItemT, ResultT], cost: float, deadline: float, num_bytes: int
+    ) -> None:
         self.cost = cost
         self.deadline = deadline
+        self.num_bytes = num_bytes
         self.queued = 0.0
         self.started = 0.0
         self.item: ItemT

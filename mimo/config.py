@@ -7,11 +7,13 @@ module that reads the environment.
 
 import argparse
 import dataclasses
+import difflib
 import os
+import re
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from mimo.errors import ConfigError
@@ -20,6 +22,9 @@ PREFIX = "MIMO_"
 
 # Read by other parts of the system (test harness, training), never by a service.
 FOREIGN_VARIABLES = frozenset({"MIMO_TEST_REDIS_URL", "MIMO_TRAIN_DIR"})
+
+# What Kubernetes adds to a pod's environment for every Service.
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT(_\d+_(TCP|UDP)|$)")
 
 ConfigT = TypeVar("ConfigT")
 
@@ -80,7 +85,7 @@ def parse(
         if variable in known:
             texts[known[variable]] = (text, variable)
         elif variable.startswith(PREFIX) and variable not in FOREIGN_VARIABLES:
-            raise ConfigError(f"unknown environment variable {variable}")
+            raise ConfigError(f"unknown environment variable {variable}{_advice(variable, known)}")
     for name, text in flags.items():
         if text is not None:
             texts[name] = (text, _flag(name))
@@ -99,6 +104,13 @@ def parse(
         return config(**values)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+
+
+def _advice(variable: str, known: Collection[str]) -> str:
+    if _SERVICE_LINK.search(variable):
+        return "; Kubernetes sets it for a Service of that name unless enableServiceLinks is false"
+    likely = difflib.get_close_matches(variable, known, 1)
+    return f"; did you mean {likely[0]}?" if likely else ""
 
 
 class _Parser(argparse.ArgumentParser):

@@ -51,20 +51,9 @@ class Flight:
         async with self._turn:
             if self._payload.done():
                 return
-            assembler = new_assembler()
-            while not assembler.is_complete and (chunk := await self._next(chunks)):
-                assembler.add(chunk)
-            payload = assembler.finish()
+            payload = await receive(new_assembler(), chunks, self._stall_s)
             if not self._payload.done():
                 self._payload.set_result(payload)
-
-    async def _next(self, chunks: AsyncIterator[Chunk]) -> Chunk | None:
-        """A caller that sends nothing holds up the queue and all who wait with it: not for long."""
-        try:
-            async with asyncio.timeout(self._stall_s):
-                return await anext(chunks, None)
-        except TimeoutError as error:
-            raise DeadlineExceeded(f"no chunk within {self._stall_s:g} s") from error
 
 
 class SingleFlight(Generic[ProductT]):
@@ -123,6 +112,21 @@ class SingleFlight(Generic[ProductT]):
             del self._flights[name]
         if task.done():
             _retrieve(task)
+
+
+async def receive(assembler: Assembler, chunks: AsyncIterator[Chunk], stall_s: float) -> RawTensor:
+    """One upload. Raises what is wrong with it, and DeadlineExceeded when it pauses too long: a
+    caller that sends nothing holds up the queue and all who wait with it."""
+    try:
+        while not assembler.is_complete:
+            async with asyncio.timeout(stall_s):
+                chunk = await anext(chunks, None)
+            if chunk is None:
+                break
+            assembler.add(chunk)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"no chunk within {stall_s:g} s") from error
+    return assembler.finish()
 
 
 def _retrieve(task: asyncio.Task[Any]) -> None:

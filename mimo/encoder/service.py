@@ -9,20 +9,20 @@ every call an encode and every answer inline, and fails none.
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic
 
 from mimo.batching import Batch, Batcher, Load, Slot
-from mimo.encoder.flight import Flight, SingleFlight
+from mimo.encoder.flight import Flight, SingleFlight, receive
 from mimo.encoder.request import Encoded, Encoder, EncodeRequest, PlanT
 from mimo.errors import DeadlineExceeded, EmbeddingMismatch, Overloaded
 from mimo.metrics import Metrics
 from mimo.store import EmbeddingStore, LookupStatus, Manifest, Outcome
 from mimo.store.lease import LeaseTimes, turn
-from mimo.tensor import Assembler, Chunk, RawTensor
+from mimo.tensor import Assembler, Chunk, RawTensor, num_bytes
 
 _DAMAGED = (LookupStatus.TORN, LookupStatus.CORRUPT)
 _MIB = 1 << 20
@@ -43,7 +43,8 @@ class EncodeService(Generic[PlanT]):
 
     Costs are in the component's unit of work. ``work_per_second`` is the rate measured at start.
     ``upload_stall_s`` is how long an upload may pause. ``min_ms_per_mib``: embeddings that are
-    cheaper to encode than to move are answered inline and never stored.
+    cheaper to encode than to move are answered inline and never stored. ``on_failure`` is called in
+    the event loop when the encoder raised a ``fatal`` error; nothing is encoded from then on.
     """
 
     def __init__(
@@ -62,6 +63,8 @@ class EncodeService(Generic[PlanT]):
         work_per_second: float | None = None,
         min_ms_per_mib: float = 2.0,
         lease_times: LeaseTimes | None = None,
+        fatal: tuple[type[Exception], ...] = (),
+        on_failure: Callable[[str], None] = lambda reason: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
@@ -69,6 +72,7 @@ class EncodeService(Generic[PlanT]):
         self._encoder_fingerprint = encoder_fingerprint
         self._max_payload_bytes = max_payload_bytes
         self._min_ms_per_mib = min_ms_per_mib
+        self._upload_stall_s = upload_stall_s
         self._lease_times = lease_times
         self._clock = clock
         self._flights: SingleFlight[_Product] = SingleFlight(upload_stall_s)
@@ -80,6 +84,8 @@ class EncodeService(Generic[PlanT]):
             max_wait_s=max_wait_s,
             work_per_second=work_per_second,
             on_batch=self._record_batch,
+            fatal=fatal,
+            on_failure=on_failure,
             clock=clock,
             thread_name=f"{metrics.component}-device",
         )
@@ -106,15 +112,19 @@ class EncodeService(Generic[PlanT]):
         self,
         plan: PlanT,
         cost: float,
-        payload: Callable[[], Awaitable[RawTensor]],
+        payload: tuple[str, tuple[int, ...]],
+        chunks: AsyncIterator[Chunk],
         deadline: float = math.inf,
     ) -> RawTensor:
         """The encoder's answer to one payload, without key or store.
 
-        ``payload`` is called once there is room in the queue. Raises as ``encode`` does.
+        ``payload`` is its dtype and shape; ``chunks`` are read once there is room in the queue.
+        Raises as ``encode`` does.
         """
-        with self._admit(cost, deadline) as slot:
-            done = await slot.run((plan, await payload()))
+        with self._admit(cost, deadline, payload) as slot:
+            assembler = Assembler(*payload, max_bytes=self._max_payload_bytes)
+            received = await receive(assembler, chunks, self._upload_stall_s)
+            done = await slot.run((plan, received))
         return done.value
 
     async def aclose(self) -> None:
@@ -173,7 +183,8 @@ class EncodeService(Generic[PlanT]):
     async def _compute(
         self, flight: Flight, request: EncodeRequest[PlanT], outcome: Outcome
     ) -> _Product:
-        with self._admit(request.cost, flight.deadline) as slot:
+        header = request.payload_dtype, request.payload_shape
+        with self._admit(request.cost, flight.deadline, header) as slot:
             flight.watch(slot)
             self._metrics.inc("mimo_encoder_admitted_work_total", request.cost)
             started = self._clock()
@@ -182,7 +193,8 @@ class EncodeService(Generic[PlanT]):
             done = await slot.run((request.plan, payload))
         self._metrics.inc("mimo_encoder_completed_work_total", request.cost)
         self._metrics.observe("mimo_encoder_queue_wait_seconds", done.queue_s)
-        manifest = Manifest.describe(
+        manifest = await asyncio.to_thread(  # checksums: milliseconds for those of a long video
+            Manifest.describe,
             request.key,
             done.value,
             encoder_fingerprint=self._encoder_fingerprint,
@@ -193,11 +205,11 @@ class EncodeService(Generic[PlanT]):
 
     @contextmanager
     def _admit(
-        self, cost: float, deadline: float
+        self, cost: float, deadline: float, payload: tuple[str, tuple[int, ...]]
     ) -> Iterator[Slot[tuple[PlanT, RawTensor], RawTensor]]:
         """Room in the queue. The load is published on the way in and out, whatever happens."""
         try:
-            with self._batcher.admit(cost, deadline) as slot:
+            with self._batcher.admit(cost, deadline, num_bytes(*payload)) as slot:
                 self._publish_load()
                 yield slot
         finally:

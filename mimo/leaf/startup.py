@@ -44,11 +44,12 @@ class Startup:
         yield
         self._metrics.set("mimo_startup_seconds", time.monotonic() - started, phase=name)
 
-    def use_threads(self, width: int) -> None:
-        """Let a model of this width use as many CPU threads as it was given, or as pay off."""
+    def use_threads(self, width: int, processes: int = 1) -> None:
+        """Let a model of this width use as many CPU threads as it was given, or as pay off. So
+        many ``processes`` compute it together and share the cores."""
         if self.compute.device_type == "cpu":
             is_narrow = width < MULTITHREADED_WIDTH
-            default = 1 if is_narrow else torch.get_num_threads()
+            default = 1 if is_narrow else max(torch.get_num_threads() // processes, 1)
             torch.set_num_threads(self._settings.threads or default)
 
     def probe(self) -> None:

@@ -18,8 +18,9 @@ _OPTIONS = (
     ("grpc.enable_retries", 0),
     # A restarted replica is found again within a second.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
+    # Despite its name, how long an attempt to connect may take: a busy server greets late.
+    ("grpc.min_reconnect_backoff_ms", 3_000),
 )
 
 

@@ -42,29 +42,31 @@ class DrainGate:
     def __init__(self) -> None:
         self.draining = False
         self._in_flight = 0
-        self._changed = asyncio.Condition()
+        self._is_empty = asyncio.Event()
+        self._is_empty.set()
 
     @property
     def in_flight(self) -> int:
         return self._in_flight
 
-    async def enter(self) -> None:
+    def enter(self) -> None:
         """Raises Unavailable (DRAINING) once the gate is closed."""
         if self.draining:
             raise Unavailable("this replica is draining", reason=Reason.DRAINING)
         self._in_flight += 1
+        self._is_empty.clear()
 
-    async def leave(self) -> None:
-        async with self._changed:
-            self._in_flight -= 1
-            self._changed.notify_all()
+    def leave(self) -> None:
+        self._in_flight -= 1
+        if self._in_flight == 0:
+            self._is_empty.set()
 
     async def close_and_wait(self, seconds: float) -> int:
         """Refuse new calls; wait for the running ones. Returns how many were still running."""
         self.draining = True
         try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(lambda: self._in_flight == 0)
+            async with asyncio.timeout(seconds):
+                await self._is_empty.wait()
         except TimeoutError:
             logger.warning("drain time is over", extra={"in_flight": self._in_flight})
         return self._in_flight
@@ -166,7 +168,8 @@ class _Call:
         """
         received = Incoming(request) if self._is_upload else contextlib.nullcontext(request)
         try:
-            await self._enter()
+            if self._gate is not None:
+                self._gate.enter()
         except Unavailable:
             async with received:
                 raise
@@ -174,18 +177,11 @@ class _Call:
             async with received as stream_or_message:
                 yield stream_or_message
         finally:
-            await self._leave()
-
-    async def _enter(self) -> None:
-        if self._gate is not None:
-            await self._gate.enter()
+            if self._gate is not None:
+                self._gate.leave()
 
     async def _greet(self, context: Any) -> None:
         await context.send_initial_metadata(((REQUEST_ID_KEY, self._request_id),))
-
-    async def _leave(self) -> None:
-        if self._gate is not None:
-            await asyncio.shield(self._gate.leave())
 
     async def _fail(self, context: Any, error: BaseException) -> None:
         if isinstance(error, grpc.aio.AbortError):

@@ -38,6 +38,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 WIRE_VERSION = "v1"
 
+REASON_KEY = "x-mimo-reason"  # trailing metadata of a health check that fails for a known reason
+REASON_SHOWN_S = 1.0  # how long a process that cannot go on answers at least, so that one can ask
+
 _OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
@@ -69,6 +72,18 @@ class ServerConfig:
 ConfigT = TypeVar("ConfigT", bound=ServerConfig)
 
 
+class End(asyncio.Event):
+    """Set by a service that cannot go on. ``reason``: one line, once it is set."""
+
+    reason = ""
+
+    def because(self, reason: str) -> None:
+        """The first reason counts."""
+        if not self.is_set():
+            self.reason = reason
+            self.set()
+
+
 @dataclass(frozen=True)
 class Service:
     """A loaded service, ready to be served.
@@ -84,7 +99,21 @@ class Service:
     description: Description | None = None
     load: Callable[[], Load] = Load
     max_receive_bytes: int = MAX_MESSAGE_BYTES
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: End = field(default_factory=End)
+
+
+class Health(health.aio.HealthServicer):  # type: ignore[misc]  # its package has no types
+    """grpc.health.v1. Out of service for a known ``reason``, it tells that in trailing metadata."""
+
+    reason = ""
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        response = await super().Check(request, context)
+        if self.reason and response.status == NOT_SERVING:
+            context.set_trailing_metadata(((REASON_KEY, self.reason),))
+        return response
 
 
 class Ops:
@@ -93,7 +122,7 @@ class Ops:
     def __init__(self, config: ServerConfig, metrics: Metrics) -> None:
         self._config = config
         self._metrics = metrics
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self._server: grpc.aio.Server | None = None
         self._http: Callable[[], None] = lambda: None
         self.address = ""
@@ -120,7 +149,8 @@ class Ops:
 
         self._http = stop_http
 
-    async def set_ready(self, ready: bool) -> None:
+    async def set_ready(self, ready: bool, reason: str = "") -> None:
+        self._health.reason = reason
         await self._set({"startup": SERVING} if ready else {})
         await self._set({"readiness": SERVING if ready else NOT_SERVING})
         self._metrics.set("mimo_replica_serving", float(ready))
@@ -140,7 +170,7 @@ class ServiceServer:
     """The service port of a process: its servicers, Replica, health and reflection."""
 
     def __init__(self, service: Service, gate: DrainGate) -> None:
-        self._health = health.aio.HealthServicer()
+        self._health = Health()
         self._names = [*service.names]
         self._server = grpc.aio.server(
             interceptors=[CallInterceptor(gate)],
@@ -164,8 +194,9 @@ class ServiceServer:
             await self._health.set(name, SERVING)
         return bound
 
-    async def announce_stop(self) -> None:
+    async def announce_stop(self, reason: str) -> None:
         """Health says NOT_SERVING from now on; calls still run."""
+        self._health.reason = reason
         await self._health.enter_graceful_shutdown()
 
     async def stop(self) -> None:
@@ -211,19 +242,29 @@ async def serve(
         if on_ready is not None:
             on_ready(bound, ops)
         await _first_of(stop, service.ended)
-        await drain(config, metrics, ops, gate, server)
+        await drain(config, metrics, ops, gate, server, service.ended.reason)
 
 
 async def drain(
-    config: ServerConfig, metrics: Metrics, ops: Ops, gate: DrainGate, server: ServiceServer
+    config: ServerConfig,
+    metrics: Metrics,
+    ops: Ops,
+    gate: DrainGate,
+    server: ServiceServer,
+    reason: str = "",
 ) -> None:
-    """Take a process out of service without cutting a running call short."""
+    """Take a process out of service without cutting a running call short.
+
+    With a ``reason``, because it cannot go on; whoever asks for its health hears it.
+    """
     began = time.monotonic()
     metrics.set("mimo_replica_draining", 1)
-    logger.info("draining", extra={"in_flight": gate.in_flight})
-    await ops.set_ready(False)
-    await server.announce_stop()
+    logger.info("draining", extra={"in_flight": gate.in_flight, "reason": reason})
+    await ops.set_ready(False, reason)
+    await server.announce_stop(reason)
     aborted = await gate.close_and_wait(config.drain_seconds)
+    if reason:
+        await asyncio.sleep(REASON_SHOWN_S)
     metrics.inc("mimo_drain_aborted_requests_total", aborted)
     await server.stop()
     metrics.observe("mimo_drain_seconds", time.monotonic() - began)

@@ -7,13 +7,16 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 
+import torch
+
 from mimo.encoder import EncodeService
 from mimo.encoder.wire import replica_load
+from mimo.errors import StartupError
 from mimo.leaf.process import run_leaf
 from mimo.leaf.startup import Startup
 from mimo.metrics import AUDIO, Metrics
 from mimo.rpc.replica import Description
-from mimo.rpc.server import Service
+from mimo.rpc.server import End, Service
 from mimo.store import open_store
 from mimo.v1 import audio_pb2, audio_pb2_grpc
 from services.audio.calibration import calibrate
@@ -33,10 +36,12 @@ def main() -> int:
 async def audio_service(settings: AudioSettings, metrics: Metrics) -> AsyncIterator[Service]:
     """Load the encoder off the event loop and put it behind its servicer.
 
-    Raises StartupError when the model, the device or an option does not fit.
+    Raises StartupError when the model, the device or an option does not fit, and at the end when
+    the device broke.
     """
     async with contextlib.aclosing(open_store(settings.store, metrics)) as store:
         loaded = await asyncio.to_thread(load, settings, metrics)
+        end = End()
         encodes = EncodeService(
             store,
             loaded.encoder,
@@ -46,6 +51,8 @@ async def audio_service(settings: AudioSettings, metrics: Metrics) -> AsyncItera
             max_queued_cost=settings.max_queued_seconds,
             max_payload_bytes=int(settings.max_item_seconds * loaded.sample_rate * SAMPLE_BYTES),
             work_per_second=loaded.seconds_per_second,
+            fatal=(torch.AcceleratorError,),
+            on_failure=end.because,
         )
         servicer = AudioEncoderServicer(
             encodes, sample_rate=loaded.sample_rate, max_item_seconds=settings.max_item_seconds
@@ -56,7 +63,10 @@ async def audio_service(settings: AudioSettings, metrics: Metrics) -> AsyncItera
                 names=[audio_pb2.DESCRIPTOR.services_by_name["AudioEncoder"].full_name],
                 description=loaded.description,
                 load=lambda: replica_load(encodes.load),
+                ended=end,
             )
+        if end.is_set():
+            raise StartupError(end.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from mimo.rpc.deadline import deadline_of
 from mimo.rpc.tensors import chunks_to_proto, header_from_proto, header_to_proto
 from mimo.rpc.upload import read_chunks, read_start
 from mimo.store import Modality
-from mimo.tensor import Assembler, Chunk, RawTensor
 from mimo.v1 import audio_pb2, audio_pb2_grpc
 from services.audio.plan import AudioPlan, Product
 
@@ -54,7 +53,8 @@ class AudioEncoderServicer(audio_pb2_grpc.AudioEncoderServicer):
         codes = await self._encodes.compute(
             plan,
             plan.seconds,
-            lambda: _waveform(plan, read_chunks(request_iterator)),
+            ("float32", (plan.num_samples,)),
+            read_chunks(request_iterator),
             deadline=deadline_of(context),
         )
         yield audio_pb2.TokenizeWaveformResponse(codes=header_to_proto(codes.dtype, codes.shape))
@@ -75,12 +75,3 @@ class AudioEncoderServicer(audio_pb2_grpc.AudioEncoderServicer):
             max_seconds=self._max_item_seconds,
             product=product,
         )
-
-
-async def _waveform(plan: AudioPlan, chunks: AsyncIterator[Chunk]) -> RawTensor:
-    assembler = Assembler("float32", (plan.num_samples,))
-    async for chunk in chunks:
-        assembler.add(chunk)
-        if assembler.is_complete:
-            break
-    return assembler.finish()

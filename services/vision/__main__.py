@@ -7,14 +7,17 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 
+import torch
+
 from mimo.checkpoint.index import CheckpointIndex
 from mimo.encoder import EncodeService
 from mimo.encoder.wire import replica_load
+from mimo.errors import StartupError
 from mimo.leaf.process import run_leaf
 from mimo.leaf.startup import Startup
 from mimo.metrics import VISION, Metrics
 from mimo.rpc.replica import Description
-from mimo.rpc.server import Service
+from mimo.rpc.server import End, Service
 from mimo.store import open_store
 from mimo.v1 import vision_pb2, vision_pb2_grpc
 from services.vision.calibration import calibrate
@@ -34,10 +37,12 @@ def main() -> int:
 async def vision_service(settings: VisionSettings, metrics: Metrics) -> AsyncIterator[Service]:
     """Load the encoder off the event loop and put it behind its servicer.
 
-    Raises StartupError when the model, the device or an option does not fit.
+    Raises StartupError when the model, the device or an option does not fit, and at the end when
+    the device broke.
     """
     async with contextlib.aclosing(open_store(settings.store, metrics)) as store:
         loaded = await asyncio.to_thread(load, settings, metrics)
+        end = End()
         encodes = EncodeService(
             store,
             loaded.encoder,
@@ -47,6 +52,8 @@ async def vision_service(settings: VisionSettings, metrics: Metrics) -> AsyncIte
             max_queued_cost=settings.max_queued_patches,
             max_payload_bytes=settings.max_item_bytes,
             work_per_second=loaded.patches_per_second,
+            fatal=(torch.AcceleratorError,),
+            on_failure=end.because,
         )
         servicer = VisionEncoderServicer(
             encodes, loaded.config, max_item_patches=settings.max_item_patches
@@ -59,7 +66,10 @@ async def vision_service(settings: VisionSettings, metrics: Metrics) -> AsyncIte
                 names=[vision_pb2.DESCRIPTOR.services_by_name["VisionEncoder"].full_name],
                 description=loaded.description,
                 load=lambda: replica_load(encodes.load),
+                ended=end,
             )
+        if end.is_set():
+            raise StartupError(end.reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The audio process on real gRPC: a tiny checkpoint from disk, an in-memory store."""
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -10,7 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mimo.errors import EmbeddingMismatch, InvalidRequest, MimoError, Reason
+from mimo.errors import (
+    EmbeddingMismatch,
+    InvalidRequest,
+    MimoError,
+    Reason,
+    StartupError,
+    Unavailable,
+)
 from mimo.metrics import AUDIO, Metrics
 from mimo.nn.interop import from_torch, to_torch
 from mimo.rpc.channel import open_channel
@@ -50,12 +58,12 @@ class Running:
         return encoding_pb2.EncodeTarget(**fields)
 
 
-@pytest.fixture
-async def running(tmp_path) -> AsyncIterator[Running]:
+@contextlib.asynccontextmanager
+async def running_in(directory) -> AsyncIterator[Running]:
     model = make_tower()
-    write_checkpoint(tmp_path / "toy", model)
+    write_checkpoint(directory / "toy", model)
     settings = AudioSettings(
-        model=str(tmp_path / "toy"), store="memory://", device="cpu", max_item_seconds=10.0
+        model=str(directory / "toy"), store="memory://", device="cpu", max_item_seconds=10.0
     )
     metrics = Metrics(AUDIO)
     async with (
@@ -66,6 +74,12 @@ async def running(tmp_path) -> AsyncIterator[Running]:
             replica_pb2.DescribeRequest()
         )
         yield Running(model, audio_pb2_grpc.AudioEncoderStub(channel), description, metrics)
+
+
+@pytest.fixture
+async def running(tmp_path) -> AsyncIterator[Running]:
+    async with running_in(tmp_path) as running:
+        yield running
 
 
 def header(waveform: Tensor) -> tensor_pb2.TensorHeader:
@@ -262,3 +276,14 @@ async def test_describe_tells_what_runs(running):
     }
     assert {choice.layer_kind for choice in description.attention} == {"window", "full"}
     assert description.limits["sample_rate"] == 24000
+
+
+async def test_a_broken_device_ends_the_service(tmp_path, monkeypatch):
+    def tokenize_nothing(self, waveforms):
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    with pytest.raises(StartupError, match="device is broken"):
+        async with running_in(tmp_path) as running:
+            monkeypatch.setattr(AudioTower, "tokenize", tokenize_nothing)
+            error = await failure(tokenize(running, tokenize_messages(make_waveform(2400))))
+            assert isinstance(error, Unavailable)

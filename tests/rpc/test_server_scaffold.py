@@ -25,7 +25,7 @@ from mimo.logs import request_id
 from mimo.metrics import Metrics
 from mimo.rpc.channel import open_channel
 from mimo.rpc.replica import Description, Load
-from mimo.rpc.server import Ops, ServerConfig, Service, serve
+from mimo.rpc.server import NOT_SERVING, REASON_KEY, End, Ops, ServerConfig, Service, serve
 from mimo.rpc.status import from_rpc_error
 from mimo.v1 import gateway_pb2, gateway_pb2_grpc, replica_pb2, replica_pb2_grpc
 
@@ -288,16 +288,30 @@ async def test_an_address_in_use_is_one_clear_line(running: Running) -> None:
 
 async def test_a_service_that_ends_is_drained_and_says_why() -> None:
     """The load context raises when it is left; until then everything runs as in any stop."""
-    ended = asyncio.Event()
+    ended = End()
     metrics = Metrics("llm")
+    answers: list[asyncio.Task[tuple[int, str]]] = []
 
     @contextlib.asynccontextmanager
     async def load() -> AsyncIterator[Service]:
         yield Service(lambda server: None, [], DESCRIPTION, Load, ended=ended)
-        raise StartupError("the engine stopped")
+        raise StartupError(ended.reason)
+
+    async def end(address: str) -> tuple[int, str]:
+        async with open_channel(address) as channel:
+            check = health_pb2_grpc.HealthStub(channel).Check
+            while True:
+                asked = health_pb2.HealthCheckRequest(service="readiness")
+                call = check(asked, wait_for_ready=True)
+                if (await call).status == NOT_SERVING:
+                    return NOT_SERVING, dict(await call.trailing_metadata())[REASON_KEY]
+                ended.because("the engine stopped")
+                ended.because("something else, later")
+
+    def on_ready(address: str, ops: Ops) -> None:
+        answers.append(asyncio.create_task(end(ops.address)))
 
     with pytest.raises(StartupError, match="the engine stopped"):
-        await serve(
-            ServerConfig(), "127.0.0.1:0", metrics, load, on_ready=lambda address, ops: ended.set()
-        )
+        await serve(ServerConfig(), "127.0.0.1:0", metrics, load, on_ready=on_ready)
     assert metrics.value("mimo_replica_draining") == 1
+    assert await answers[0] == (NOT_SERVING, "the engine stopped")

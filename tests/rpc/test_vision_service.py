@@ -1,6 +1,7 @@
 """The vision service over real gRPC, with a tiny tower and a store in memory."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import subprocess
@@ -13,8 +14,16 @@ import grpc
 import pytest
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
-from mimo.errors import EmbeddingMismatch, InvalidRequest, MimoError, Reason
+from mimo.errors import (
+    EmbeddingMismatch,
+    InvalidRequest,
+    MimoError,
+    Reason,
+    StartupError,
+    Unavailable,
+)
 from mimo.metrics import VISION, Metrics
 from mimo.nn.attention import AttentionSelector
 from mimo.nn.interop import from_torch, to_torch
@@ -113,11 +122,11 @@ def upload(
         yield vision_pb2.EncodeFramesRequest(chunk=chunk)
 
 
-@pytest.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Running]:
-    write_checkpoint(tmp_path)
+@contextlib.asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Running]:
+    write_checkpoint(directory)
     settings = VisionSettings(
-        model=str(tmp_path), store="memory://", threads=1, max_item_patches=128
+        model=str(directory), store="memory://", threads=1, max_item_patches=128
     )
     metrics = Metrics(VISION)
     async with (
@@ -128,6 +137,12 @@ async def service(tmp_path: Path) -> AsyncIterator[Running]:
             replica_pb2.DescribeRequest()
         )
         yield Running(vision_pb2_grpc.VisionEncoderStub(channel), description, metrics)
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> AsyncIterator[Running]:
+    async with running(tmp_path) as running_service:
+        yield running_service
 
 
 def frames(plan: VisionPlan) -> RawTensor:
@@ -310,3 +325,16 @@ def test_start_up_failure_is_one_line_and_status_1(tmp_path: Path) -> None:
     assert last.startswith("mimo-vision: ")
     assert "config.json" in last
     assert "Traceback" not in process.stderr
+
+
+async def test_a_broken_device_ends_the_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: VisionTower, patches: Tensor, grids: object) -> Tensor:
+        raise torch.AcceleratorError("an illegal memory access was encountered")
+
+    with pytest.raises(StartupError, match="device is broken"):
+        async with running(tmp_path) as service:
+            monkeypatch.setattr(VisionTower, "forward", forward)
+            with pytest.raises(Unavailable):
+                await service.encode(service.start(IMAGE), frames(IMAGE))

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,9 +37,10 @@ def test_filterbank_matches_its_golden_sums():
 def test_log_mel_of_two_tones_matches_its_golden():
     frames = LogMel(CONFIG)(two_tones())
     assert frames.shape == (101, 128) and frames.dtype == torch.float32
-    assert frames.mean().item() == pytest.approx(-6.717493, abs=1e-3)
-    assert frames.std().item() == pytest.approx(4.398729, abs=1e-3)
-    assert frames.min().item() == pytest.approx(-12.143516, abs=1e-2)
+    # Far from the tones there is only what float32 rounds off, which differs between processors.
+    assert frames.mean().item() == pytest.approx(-6.717493, abs=0.05)
+    assert frames.std().item() == pytest.approx(4.398729, abs=0.05)
+    assert frames.min().item() == pytest.approx(-12.143516, abs=0.5)
     assert frames.max().item() == pytest.approx(4.690174, abs=1e-3)
     assert divmod(int(frames.argmax()), 128) == (2, 21)
 
@@ -53,7 +55,7 @@ def test_log_mel_of_two_tones_matches_its_golden():
         (50, 20, 4.44580, 1e-3),
         (50, 21, 4.69016, 1e-3),
         (50, 75, -8.89113, 1e-2),
-        (50, 127, -11.49737, 1e-2),
+        (50, 127, -11.49737, 0.3),  # rounding and nothing else: -13.2085 in float64
         (100, 20, 4.27219, 1e-3),
         (100, 75, 2.74564, 1e-3),
     ],
@@ -61,6 +63,19 @@ def test_log_mel_of_two_tones_matches_its_golden():
 def test_log_mel_cells_match_their_goldens(frame, bin_, value, tolerance):
     frames = LogMel(CONFIG)(two_tones())
     assert frames[frame, bin_].item() == pytest.approx(value, abs=tolerance)
+
+
+def test_only_rounding_separates_it_from_float64():
+    waveform = np.pad(two_tones().double().numpy(), 480, mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(waveform, 960)[::240]  # [F, 960]
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(960) / 960)
+    spectrum = np.abs(np.fft.rfft(windows * hann))  # [F, bins]
+    exact = spectrum @ mel_filters(CONFIG).double().numpy()
+    off = np.abs(LogMel(CONFIG)(two_tones()).double().exp().numpy() - exact)
+    assert off.max() < 1e-6 * exact.max()
+    loud = exact > 1e-3 * exact.max()
+    assert loud.sum() > 1000
+    assert (off[loud] < 1e-4 * exact[loud]).all()
 
 
 def test_silence_lies_on_the_floor():

@@ -109,6 +109,23 @@ async def test_a_bad_item_fails_alone(make: Make, device: Device) -> None:
     assert isinstance(results[1], ZeroDivisionError)
 
 
+async def test_a_broken_device_sends_everyone_elsewhere(make: Make, device: Device) -> None:
+    reasons: list[str] = []
+    batcher = make(fatal=(ZeroDivisionError,), on_failure=reasons.append)
+    first = await fill(batcher, (1, 1))
+    await device.is_busy()
+    rest = await fill(batcher, (-1, 6), (2, 4), (3, 10))  # two batches
+    device.gate.release(1000)
+    assert await first[0] == 2
+    for task in rest:
+        with pytest.raises(Unavailable):
+            await task
+    assert device.batches == [[1], [-1, 2]]  # and not once more, one by one
+    assert len(reasons) == 1
+    with pytest.raises(Unavailable), batcher.admit(1.0):
+        pass
+
+
 async def test_a_device_that_loses_results_is_a_bug() -> None:
     batcher: Batcher[int, int] = Batcher(
         lambda items: [], max_cost=1, max_items=1, max_queued_cost=1
@@ -150,6 +167,19 @@ async def test_a_full_queue_refuses_and_says_when_to_come_back(make: Make, devic
     assert refused.value.retry_after_s == (4 + 3) / 2
     with batcher.admit(2.0):
         assert batcher.load.queued_work == 5
+
+
+@pytest.mark.parametrize("limit", [{"max_queued_items": 2}, {"max_queued_bytes": 300}])
+async def test_a_queue_may_be_full_of_items_or_bytes_that_are_little_work(
+    make: Make, limit: dict[str, int]
+) -> None:
+    batcher = make(**limit)
+    with batcher.admit(0.001, num_bytes=300), batcher.admit(0.001):
+        with pytest.raises(Overloaded, match="full"), batcher.admit(0.001, num_bytes=1):
+            pass
+        assert batcher.load.queued_work == pytest.approx(0.002)
+    with batcher.admit(0.001, num_bytes=301):  # larger than the queue, which is empty
+        pass
 
 
 async def test_an_empty_queue_takes_an_item_of_any_size(make: Make) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import secrets
+import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -74,6 +75,12 @@ def key() -> EmbeddingKey:
     return EmbeddingKey(secrets.token_hex(32))
 
 
+async def frozen() -> AsyncIterator[Chunk]:
+    """An upload that never comes."""
+    await asyncio.Event().wait()
+    yield next(iter(()))
+
+
 async def steps(count: int = 30) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -103,6 +110,21 @@ async def test_the_first_call_encodes_and_stores(
     assert encoded.manifest_digest == lookup.manifest.digest
     assert encoded.manifest.encoder_fingerprint == FINGERPRINT
     assert items(service, "encoded") == 1
+
+
+async def test_checksums_are_not_made_on_the_event_loop(
+    make: Make, key: EmbeddingKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[threading.Thread] = []
+    describe = Manifest.describe
+
+    def described(*arguments: Any, **named: Any) -> Manifest:
+        threads.append(threading.current_thread())
+        return describe(*arguments, **named)
+
+    monkeypatch.setattr(Manifest, "describe", described)
+    await start(make(), key)
+    assert len(threads) == 1 and threading.current_thread() not in threads
 
 
 async def test_a_hit_is_answered_without_reading_the_upload(
@@ -247,10 +269,6 @@ async def test_an_uploader_that_leaves_hands_over_to_the_next(
 async def test_an_upload_that_stalls_hands_over_to_the_next(
     make: Make, encoder: CountingEncoder, key: EmbeddingKey
 ) -> None:
-    async def frozen() -> AsyncIterator[Chunk]:
-        await asyncio.Event().wait()
-        yield next(iter(()))
-
     service = make(upload_stall_s=0.001)
     slow = asyncio.create_task(service.encode(request_of(key, PAYLOAD), frozen()))
     await steps(1)
@@ -258,6 +276,15 @@ async def test_an_upload_that_stalls_hands_over_to_the_next(
     with pytest.raises(DeadlineExceeded, match="no chunk"):
         await slow
     assert encoder.num_encoded == 1
+
+
+async def test_an_upload_without_a_key_that_stalls_gives_its_room_back(make: Make) -> None:
+    service = make(upload_stall_s=0.001)
+    header = (PAYLOAD.dtype, PAYLOAD.shape)
+    with pytest.raises(DeadlineExceeded, match="no chunk"):
+        await service.compute(0, 64.0, header, frozen())
+    assert service.load.queued_work == 0
+    assert await service.compute(0, 64.0, header, Upload(PAYLOAD)) == EMBEDDING
 
 
 async def test_an_upload_that_ends_early_is_an_error(make: Make, key: EmbeddingKey) -> None:
@@ -296,6 +323,16 @@ async def test_a_full_queue_refuses_before_the_upload_and_frees_the_lease(
     encoder.gate.set()
     await asyncio.gather(*others)
     assert items(service, "rejected") == 1
+
+
+async def test_the_queue_is_bounded_in_bytes_of_payloads(make: Make, key: EmbeddingKey) -> None:
+    service = make()
+    large = request_of(key, PAYLOAD, payload_shape=((1 << 30) - 31,))
+    waiting = asyncio.create_task(service.encode(large, frozen()))
+    await steps()
+    with pytest.raises(Overloaded):
+        await start(service, EmbeddingKey(secrets.token_hex(32)))
+    waiting.cancel()
 
 
 async def test_a_hit_needs_no_room_in_the_queue(

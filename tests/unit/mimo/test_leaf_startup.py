@@ -75,6 +75,15 @@ def test_narrow_models_get_one_thread_unless_told_otherwise(
     assert torch.get_num_threads() == expected
 
 
+@pytest.mark.parametrize(("processes", "expected"), [(1, 3), (2, 1), (8, 1)])
+def test_processes_of_one_model_share_the_cores(
+    model: Path, threads: int, processes: int, expected: int
+) -> None:
+    startup, _ = start(model)
+    startup.use_threads(MULTITHREADED_WIDTH, processes)
+    assert torch.get_num_threads() == expected
+
+
 def test_a_phase_is_measured_and_a_failed_one_is_not(model: Path) -> None:
     startup, metrics = start(model)
     with startup.phase("weights"):
