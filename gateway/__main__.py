@@ -18,7 +18,7 @@ from gateway.config import GatewayConfig
 from gateway.metering import CallMeter
 from gateway.model import Model
 from gateway.rpc.servicer import MAX_RECEIVE_BYTES, GatewayServicer
-from gateway.vitals import keep_acquainted, watch_loop_lag
+from gateway.vitals import keep_acquainted
 from mimo.checkpoint.directory import model_directory
 from mimo.errors import MimoError, StartupError
 from mimo.metrics import GATEWAY, Metrics
@@ -70,9 +70,7 @@ async def run(
                 raise StartupError(error.message) from error
             pools = parts.pools.values()
             await stack.enter_async_context(
-                _in_background(
-                    keep_acquainted(pools), watch_loop_lag(metrics), *(p.watch() for p in pools)
-                )
+                _in_background(keep_acquainted(pools), parts.lag.run(), *(p.watch() for p in pools))
             )
             catalog = Catalog(model, created=int(time.time()))
             faces = Faces(config, parts, catalog, metrics, gate)
@@ -107,12 +105,17 @@ class Faces:
             self.gate,
             hosts=LOCAL_HOSTS | {host} | _listed(self.config.hosts),
             origins=_listed(self.config.cors_origins),
+            memory=self.parts.memory,
         )
         return listening(app, self.config.rest_address, "--rest-address")
 
     def grpc(self) -> Service:
         servicer = GatewayServicer(
-            self.parts.pipeline, self.catalog, self.parts.uploads, CallMeter(self.metrics, "grpc")
+            self.parts.pipeline,
+            self.catalog,
+            self.parts.uploads,
+            CallMeter(self.metrics, "grpc"),
+            self.parts.memory,
         )
         return Service(
             add=lambda server: gateway_pb2_grpc.add_GatewayServicer_to_server(servicer, server),

@@ -18,6 +18,7 @@ from gateway.api.models import Health, Media, Models
 from gateway.api.playground import playground
 from gateway.api.sse import PATIENCE, Patience
 from gateway.catalog import Catalog
+from gateway.held import HeldBytes
 from gateway.metering import CallMeter
 from gateway.pipeline import Pipeline
 from gateway.uploads import Uploads
@@ -35,16 +36,18 @@ def create_app(
     *,
     hosts: frozenset[str] = LOCAL_HOSTS,
     origins: frozenset[str] = frozenset(),
+    memory: HeldBytes | None = None,
     patience: Patience = PATIENCE,
 ) -> ASGIApp:
     """The whole REST face. ``hosts`` are the names by which it may be addressed, ``origins`` those
-    of other sites whose pages may call it."""
+    of other sites whose pages may call it. ``memory`` is what it shares with the other face."""
     chat = Chat(pipeline, catalog, meter, patience)
     models, media = Models(catalog), Media(uploads)
     health = Health(lambda: gate.draining)
+    completions = Endpoint(meter, "generate", chat.completions, chat.admit)
     app = Starlette(
         routes=[
-            *_route("/v1/chat/completions", Endpoint(meter, "generate", chat.completions), "POST"),
+            *_route("/v1/chat/completions", completions, "POST"),
             *_route("/v1/tokenize", Endpoint(meter, "count_tokens", chat.tokenize), "POST"),
             *_route("/v1/media", Endpoint(meter, "upload", media.upload), "POST"),
             *_route("/v1/models", Endpoint(meter, "models", models.list), "GET"),
@@ -58,7 +61,7 @@ def create_app(
         exception_handlers={HTTPException: _http_error},
     )
     app.router.redirect_slashes = False  # a redirect would turn POST into GET
-    guarded = Guard(CancelOnDisconnect(app), gate, hosts, origins)
+    guarded = Guard(CancelOnDisconnect(app), gate, hosts, origins, memory)
     return CommonHeaders(Cors(guarded, origins))
 
 

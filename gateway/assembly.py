@@ -1,11 +1,13 @@
 """Puts the parts of a gateway together, and takes them apart again."""
 
+import ipaddress
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from gateway.config import GatewayConfig
 from gateway.embedding import Embedder
+from gateway.held import HeldBytes
 from gateway.media.decoder import MediaDecoder
 from gateway.media.fetch import Fetcher, FetchPolicy
 from gateway.media.limits import Limits
@@ -16,24 +18,31 @@ from gateway.planning import MediaPlanner
 from gateway.routing import ReplicaPool
 from gateway.targets import parse_targets
 from gateway.uploads import Uploads
+from gateway.vitals import LoopLag
+from mimo.errors import ConfigError
 from mimo.metrics import AUDIO, LLM, VISION, Metrics
 from mimo.store import open_store
 
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """A gateway without its faces. ``pools`` are the upstreams it needs, by component."""
+    """A gateway without its faces. ``pools`` are the upstreams it needs, by component; ``memory``
+    is what requests of both faces may hold; ``lag`` is how far its event loop is behind, once it
+    runs."""
 
     pipeline: Pipeline
     uploads: Uploads
     pools: dict[str, ReplicaPool]
+    memory: HeldBytes
+    lag: LoopLag
 
 
 @asynccontextmanager
 async def assemble(
     config: GatewayConfig, model: Model, metrics: Metrics
 ) -> AsyncIterator[Assembly]:
-    """Start the media workers and open what needs opening. Raises ConfigError for bad targets."""
+    """Start the media workers and open what needs opening. Raises ConfigError for bad targets and
+    networks."""
     async with AsyncExitStack() as stack:
         store = open_store(config.store, metrics)
         stack.push_async_callback(store.aclose)
@@ -50,7 +59,7 @@ async def assemble(
             workers = WorkerPool(config.media_workers)
             stack.push_async_callback(workers.close)
             await workers.start()
-            fetcher = Fetcher(_fetch_policy(config))
+            fetcher = Fetcher(fetch_policy(config))
             stack.callback(fetcher.close)
             decoder = MediaDecoder(workers, model.processor, limits)
             planner = MediaPlanner(
@@ -60,12 +69,28 @@ async def assemble(
                 pools[VISION], pools[AUDIO], store, decoder, planner, model.processor, metrics
             )
             media = MediaServices(planner, embedder)
+        memory, lag = HeldBytes(), LoopLag(metrics)
         pipeline = Pipeline(
-            model, pools[LLM], media, metrics, max_timeout_s=config.request_timeout_seconds
+            model,
+            pools[LLM],
+            media,
+            metrics,
+            max_timeout_s=config.request_timeout_seconds,
+            memory=memory,
+            lag=lag,
         )
-        yield Assembly(pipeline, uploads, pools)
+        yield Assembly(pipeline, uploads, pools, memory, lag)
 
 
-def _fetch_policy(config: GatewayConfig) -> FetchPolicy:
-    domains = tuple(name.strip() for name in config.media_domains.split(",") if name.strip())
-    return FetchPolicy(allow_http=config.allow_http_media, domains=domains or None)
+def fetch_policy(config: GatewayConfig) -> FetchPolicy:
+    """Raises ConfigError for what is no network."""
+    try:
+        denied = tuple(map(ipaddress.ip_network, _listed(config.media_denied_networks)))
+    except ValueError as error:
+        raise ConfigError(f"--media-denied-networks: {error}") from None
+    domains = _listed(config.media_domains)
+    return FetchPolicy(allow_http=config.allow_http_media, domains=domains or None, denied=denied)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(part.strip().lower() for part in text.split(",") if part.strip())

@@ -33,3 +33,6 @@ class GatewayConfig(ServerConfig):
     media_domains: str = option(
         "", help="fetch only from these hosts (a,*.b); any public one if empty"
     )
+    media_denied_networks: str = option(
+        "", help="never fetch from these networks, though they are public (203.0.0.0/8,…)"
+    )

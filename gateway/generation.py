@@ -4,7 +4,7 @@ The public faces translate their requests to :class:`GenerationRequest` and thes
 pipeline in between knows neither HTTP nor protobuf of the public API.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -168,13 +168,27 @@ class TextKind(StrEnum):
 class Delta:
     """New text of one choice. ``logprobs`` are those of the content tokens whose last byte is in
     it. ``token_ids``, when asked for, are all ids since the last delta, tags and end included; a
-    final delta may hold ids and no text."""
+    final delta may hold ids and no text. ``num_tokens`` counts the tokens that it took."""
 
     choice_index: int
     kind: TextKind
     text: str
     logprobs: tuple[TokenLogprob, ...] = ()
     token_ids: tuple[int, ...] = ()
+    num_tokens: int = field(default=0, compare=False)  # how it came about, not what it says
+
+    def followed_by(self, more: "Delta") -> "Delta | None":
+        """Both as one, when they are of one choice and kind."""
+        if (more.choice_index, more.kind) != (self.choice_index, self.kind):
+            return None
+        return Delta(
+            self.choice_index,
+            self.kind,
+            self.text + more.text,
+            self.logprobs + more.logprobs,
+            self.token_ids + more.token_ids,
+            self.num_tokens + more.num_tokens,
+        )
 
 
 class FinishReason(StrEnum):
@@ -227,3 +241,20 @@ class Summary:
 
 
 Event = Started | ItemReady | Delta | ChoiceFinished | Summary
+
+
+def joined(events: Sequence[Event]) -> Sequence[Event]:
+    """The same events with neighbouring deltas made one: what a reader who is behind gets."""
+    if len(events) < 2:
+        return events
+    fewer = [events[0]]
+    for event in events[1:]:
+        last = fewer[-1]
+        both = None
+        if isinstance(event, Delta) and isinstance(last, Delta):
+            both = last.followed_by(event)
+        if both is not None:
+            fewer[-1] = both
+        else:
+            fewer.append(event)
+    return fewer

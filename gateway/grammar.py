@@ -8,6 +8,7 @@ from typing import Any
 from gateway.generation import Grammar, GrammarKind
 from gateway.prompt.reasoning import Phase
 from mimo.errors import InvalidRequest, Reason
+from mimo.guidance import with_options
 
 MAX_CHARACTERS = 256 << 10
 
@@ -48,7 +49,7 @@ def behind_reasoning(wanted: Grammar | None, phase: Phase) -> Grammar | None:
         return wanted
     match wanted.kind:
         case GrammarKind.JSON_SCHEMA:
-            answer = f"%json {wanted.source}"
+            answer = f"%json {with_options(wanted.source)}"
         case GrammarKind.REGEX:
             answer = f"/{_delimited(wanted.source)}/"
         case GrammarKind.LARK:

@@ -65,7 +65,8 @@ class CallMeter:
             )
 
     async def events(self, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-        """Pass events through, measuring time to the first text and between texts of a choice."""
+        """Pass events through, measuring time to the first text, between texts of a choice by
+        token, and how many tokens come together."""
         began = self._clock()
         latest: dict[int, float] = {}
         media = "none"
@@ -74,14 +75,15 @@ class CallMeter:
                 match event:
                     case Started():
                         media = _media(event.items, event.prompt.prompt_tokens)
-                    case Delta(choice_index):
+                    case Delta(choice_index, num_tokens=num_tokens):
+                        self._metrics.observe("mimo_gateway_tokens_per_event", num_tokens)
                         now = self._clock()
                         if not latest:
                             self._metrics.observe(
                                 "mimo_gateway_ttft_seconds", now - began, media=media
                             )
                         if choice_index in latest:
-                            gap = now - latest[choice_index]
+                            gap = (now - latest[choice_index]) / max(num_tokens, 1)
                             self._metrics.observe("mimo_gateway_itl_seconds", gap)
                         latest[choice_index] = now
                 yield event

@@ -6,32 +6,39 @@ its parts do the work.
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 
+from gateway.admission import Admission, Place
 from gateway.affinity import PrefixMemory, beginnings
 from gateway.choice import Emit, Route
 from gateway.conversation import Conversation
 from gateway.embedding import Embedder, NamedItem
-from gateway.generation import Event, GenerationRequest, ItemReport, PromptUsage, Started
+from gateway.generation import Event, GenerationRequest, ItemReport, PromptUsage, Started, joined
 from gateway.grammar import behind_reasoning
+from gateway.held import HeldBytes, Hold
+from gateway.items import PlannedMedia
+from gateway.mailbox import Mailbox
 from gateway.model import Model
+from gateway.offload import offload
 from gateway.planning import MediaPlanner, Medium
 from gateway.prompt.answer import Answer
 from gateway.prompt.placeholders import ExpandedPrompt, expand
 from gateway.prompt.reasoning import Phase
-from gateway.recent import RecentMean
+from gateway.prompt.segments import Segment, Text
 from gateway.routing import ReplicaPool
 from gateway.running import Item, RunningRequest
 from gateway.sampling import check_sampling, resolve_sampling
 from gateway.stopwatch import Stopwatch
+from gateway.vitals import LoopLag
 from mimo.errors import DeadlineExceeded, InvalidRequest, MimoError, Reason, Unavailable
 from mimo.metrics import Metrics
 from mimo.rpc.status import from_exception
 
-# Of the time that is left: predictions err, and what is let in and not finished is for nothing.
-MARGIN = 0.8
 QUEUED_EVENTS = 64  # then the decoders wait for the reader
+FEW_CHARACTERS = 2048  # about half a millisecond of the tokenizer
+FEW_TOKENS = 8192  # about half a millisecond of hashing
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,8 @@ class Pipeline:
         metrics: Metrics,
         *,
         max_timeout_s: float = 300.0,
+        memory: HeldBytes | None = None,
+        lag: LoopLag | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._model = model
@@ -71,33 +80,39 @@ class Pipeline:
         self._metrics = metrics
         self._max_timeout_s = max_timeout_s
         self._clock = clock
+        self._memory = memory or HeldBytes()
+        self._admission = Admission(llm, max_timeout_s, lag or LoopLag(metrics), clock)
         self._prefixes = PrefixMemory()
-        self._preparations = {has_media: RecentMean(clock) for has_media in (False, True)}
 
-    def check_room(self, timeout_s: float) -> None:
-        """Raises Overloaded when no decoder could answer in that time. Costs nothing: ask before
-        anything is done for a request, and before its first event again."""
-        self._llm.check_room(min(timeout_s, self._max_timeout_s))
+    def place(self, timeout_s: float) -> AbstractContextManager[Place]:
+        """A place for a request, while the block runs. Costs nothing: ask for it before anything
+        is read or done for the request. Raises Overloaded when no decoder could answer in time."""
+        return self._admission.place(timeout_s)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, request: GenerationRequest, place: Place | None = None
+    ) -> AsyncGenerator[Event, None]:
         """The events of a request: one Started first, one Summary last. Close it to cancel.
 
-        Raises MimoError; what this process can hold against a request before the first event.
+        ``place`` is the one that the request was given when it arrived; without it, it gets one
+        now. Raises MimoError; what this process can hold against a request before the first event.
         """
-        timeout_s = min(request.timeout_s, self._max_timeout_s)
-        deadline = self._clock() + timeout_s
-        events: asyncio.Queue[Event | MimoError | None] = asyncio.Queue(QUEUED_EVENTS)
-        running = asyncio.create_task(self._generate(request, events, deadline))
-        try:
-            while (event := await events.get()) is not None:
-                if isinstance(event, MimoError):
-                    raise event
-                if self._clock() > deadline:  # what is late is no answer, however near it was
-                    raise DeadlineExceeded("the deadline passed", stage="deliver")
-                yield event
-        finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+        with ExitStack() as stack:
+            place = place or stack.enter_context(self.place(request.timeout_s))
+            place.deadline = min(place.deadline, self._clock() + request.timeout_s)
+            events: Mailbox[Event] = Mailbox(QUEUED_EVENTS)
+            running = asyncio.create_task(self._generate(request, events.put, place))
+            running.add_done_callback(lambda _: events.end())
+            try:
+                while news := joined(await events.take()):
+                    if self._clock() > place.deadline:  # late is no answer, however near it was
+                        raise DeadlineExceeded("the deadline passed", stage="deliver")
+                    for event in news:
+                        yield event
+                await running
+            finally:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
 
     async def count(self, request: GenerationRequest) -> Started:
         """What a request would start with. Plans its media; needs no encoder and no decoder.
@@ -106,7 +121,10 @@ class Pipeline:
         """
         stopwatch = Stopwatch(self._clock)
         async with asyncio.timeout(min(request.timeout_s, self._max_timeout_s)):
-            planned = await self.plan(request.conversation, request.tenant_salt, stopwatch)
+            with self._memory.holding() as hold:
+                planned = await self.plan(
+                    request.conversation, request.tenant_salt, stopwatch, hold
+                )
         return Started(request.request_id, planned.prompt.usage, planned.items)
 
     async def fingerprints(self) -> dict[str, str]:
@@ -120,21 +138,16 @@ class Pipeline:
         return found
 
     async def plan(
-        self, conversation: Conversation, tenant_salt: bytes, stopwatch: Stopwatch
+        self, conversation: Conversation, tenant_salt: bytes, stopwatch: Stopwatch, hold: Hold
     ) -> PlannedPrompt:
-        """Render the conversation, plan all media and expand. Raises InvalidRequest."""
+        """Render the conversation, plan all media and expand. Raises InvalidRequest. ``hold``
+        counts what is fetched."""
         rendered = self._model.template.render(conversation)
         media: list[Medium] = []
         if any(conversation.media_parts()):
-            media = await self._media_services().planner.plan(conversation, tenant_salt, stopwatch)
-        # In a thread: a million characters take the tokenizer a good part of a second.
-        prompt = await asyncio.to_thread(
-            expand,
-            rendered.segments,
-            [medium.planned for medium in media],
-            self._model.tokenizer,
-            self._model.media_token_ids,
-        )
+            planner = self._media_services().planner
+            media = await planner.plan(conversation, tenant_salt, stopwatch, hold)
+        prompt = await self._expand(rendered.segments, [medium.planned for medium in media])
         items = tuple(
             ItemReport(
                 item.media_index,
@@ -146,44 +159,51 @@ class Pipeline:
         )
         return PlannedPrompt(prompt, rendered.phase, tuple(media), items)
 
-    async def _generate(
-        self,
-        request: GenerationRequest,
-        events: "asyncio.Queue[Event | MimoError | None]",
-        deadline: float,
-    ) -> None:
-        """Run a request; its last event is None, or the error that ended it."""
+    async def _expand(
+        self, segments: Sequence[Segment], media: Sequence[PlannedMedia]
+    ) -> ExpandedPrompt:
+        """In a thread when it is long: a million characters take a good part of a second."""
+        num_characters = sum(len(each.text) for each in segments if isinstance(each, Text))
+        tokenizer, media_ids = self._model.tokenizer, self._model.media_token_ids
+        return await offload(
+            num_characters, FEW_CHARACTERS, expand, segments, media, tokenizer, media_ids
+        )
+
+    async def _generate(self, request: GenerationRequest, emit: Emit, place: Place) -> None:
+        """Run a request. Raises MimoError."""
         running: RunningRequest | None = None
+        failure: MimoError | None = None
         try:
-            async with asyncio.timeout(deadline - self._clock()):
-                left_s = deadline - self._clock()
-                self.check_room(MARGIN * left_s - self._preparation_s(request))
-                with self._llm.expecting(float(request.n)):
-                    began = self._clock()
-                    running = await self._prepare(request, events.put, deadline)
-                    self._preparations[running.has_media].add(self._clock() - began)
-                await running.run()
+            began = self._clock()
+            async with asyncio.timeout(place.deadline - began):
+                has_media = any(request.conversation.media_parts())
+                wait_s = self._media.planner.wait_s if self._media and has_media else 0.0
+                self._admission.confirm(place, request.n, has_media=has_media, wait_s=wait_s)
+                with self._memory.holding() as hold:
+                    running = await self._prepare(request, emit, place.deadline, hold)
+                    self._admission.prepared(place, self._clock() - began, has_media=has_media)
+                    await running.run()
         except* Exception as failures:
-            error = from_exception(_first(failures))
-            if isinstance(error, DeadlineExceeded):
-                error.metadata.setdefault("stage", running.stage if running else "plan")
-            if request.grammar is not None and error.field == "grammar":
-                error.field = request.grammar.field  # as the client calls it
-            await events.put(error)
-        else:
-            await events.put(None)
+            failure = from_exception(_first(failures))
+            if isinstance(failure, DeadlineExceeded):
+                failure.metadata.setdefault("stage", running.stage if running else "plan")
+            if request.grammar is not None and failure.field == "grammar":
+                failure.field = request.grammar.field  # as the client calls it
+        if failure is not None:
+            raise failure
 
     async def _prepare(
-        self, request: GenerationRequest, emit: Emit, deadline: float
+        self, request: GenerationRequest, emit: Emit, deadline: float, hold: Hold
     ) -> RunningRequest:
         """Everything that can refuse a request, the cheapest first; then say that it started."""
         stopwatch = Stopwatch(self._clock)
         check_sampling(request, self._model)
         await self._check_live(request.conversation)
-        planned = await self.plan(request.conversation, request.tenant_salt, stopwatch)
+        planned = await self.plan(request.conversation, request.tenant_salt, stopwatch, hold)
         request = replace(request, grammar=behind_reasoning(request.grammar, planned.phase))
-        route = self._route(request, planned.prompt)
+        route = await self._route(request, planned.prompt)
         room = await self._room(planned.prompt, route)
+        sampling = resolve_sampling(request, self._model, room)
         items: list[NamedItem] = []
         if planned.media:
             items = await self._media_services().embedder.name_all(
@@ -199,7 +219,7 @@ class Pipeline:
         return RunningRequest(
             request,
             planned.prompt,
-            resolve_sampling(request, self._model, room),
+            sampling,
             answers=[
                 Answer(
                     index,
@@ -220,14 +240,6 @@ class Pipeline:
             metrics=self._metrics,
             clock=self._clock,
         )
-
-    def _preparation_s(self, request: GenerationRequest) -> float:
-        """Time that a request needs before a decoder gets it, as things are going."""
-        has_media = any(request.conversation.media_parts())
-        lately_s = self._preparations[has_media].seconds
-        if self._media is None or not has_media:
-            return lately_s
-        return max(lately_s, self._media.planner.wait_s)
 
     async def _check_live(self, conversation: Conversation) -> None:
         """Nobody fetches or decodes media for a request that cannot be answered."""
@@ -251,9 +263,10 @@ class Pipeline:
             raise _too_long(prompt.usage, limit)
         return room
 
-    def _route(self, request: GenerationRequest, prompt: ExpandedPrompt) -> Route:
+    async def _route(self, request: GenerationRequest, prompt: ExpandedPrompt) -> Route:
         """Prompts of a tenant that begin alike go to the decoder that remembers the beginning."""
-        digests = beginnings(prompt.ids, request.tenant_salt)
+        ids, salt = prompt.ids, request.tenant_salt
+        digests = await offload(len(ids), FEW_TOKENS, beginnings, ids, salt)
         return Route(
             self._llm,
             digests[0],

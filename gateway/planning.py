@@ -16,12 +16,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from gateway.conversation import Conversation
+from gateway.held import Hold
 from gateway.items import MediaPart, MediaUrl, Modality, PlannedMedia
 from gateway.media.decoder import PLANNER_VERSION, MediaDecoder
 from gateway.media.fetch import Fetcher
 from gateway.media.limits import Limits
 from gateway.media.payload import decode_data_url, is_data_url
 from gateway.media.processor import ProcessorConfig
+from gateway.offload import FEW_BYTES, offload
 from gateway.stopwatch import Stage, Stopwatch
 from gateway.uploads import SCHEME as UPLOAD_SCHEME
 from gateway.uploads import Uploads
@@ -94,13 +96,14 @@ class MediaPlanner:
         return 2.0 * self._decoder.wait_s
 
     async def plan(
-        self, conversation: Conversation, tenant_salt: bytes, stopwatch: Stopwatch
+        self, conversation: Conversation, tenant_salt: bytes, stopwatch: Stopwatch, hold: Hold
     ) -> list[Medium]:
-        """Plan every media part, in order. The first error in that order is raised."""
+        """Plan every media part, in order. The first error in that order is raised. ``hold``
+        counts what is fetched."""
         parts = list(conversation.media_parts())
         self._check_counts([part.modality for _, part in parts])
         planned = await asyncio.gather(
-            *(self._plan(field, part, tenant_salt, stopwatch) for field, part in parts),
+            *(self._plan(field, part, tenant_salt, stopwatch, hold) for field, part in parts),
             return_exceptions=True,
         )
         media = all_or_first_error(planned)
@@ -113,11 +116,11 @@ class MediaPlanner:
         await self._store.put_alias(medium.alias, planned.to_json().encode())
 
     async def _plan(
-        self, field: str, part: MediaPart, tenant_salt: bytes, stopwatch: Stopwatch
+        self, field: str, part: MediaPart, tenant_salt: bytes, stopwatch: Stopwatch, hold: Hold
     ) -> Medium:
         try:
             with stopwatch.stage(Stage.FETCH):
-                source = await self._read(part, tenant_salt)
+                source = await self._read(part, tenant_salt, hold)
             alias = await self._alias(source, part, tenant_salt)
             with stopwatch.stage(Stage.STORE):
                 planned = _remembered(await self._store.get_alias(alias))
@@ -140,12 +143,12 @@ class MediaPlanner:
         self._metrics.observe("mimo_gateway_media_decode_seconds", seconds, kind=planned.modality)
         return planned
 
-    async def _read(self, part: MediaPart, tenant_salt: bytes) -> bytes:
+    async def _read(self, part: MediaPart, tenant_salt: bytes, hold: Hold) -> bytes:
         source = part.source
         if isinstance(source, bytes):
             return source
         if is_data_url(source.url):
-            return await asyncio.to_thread(decode_data_url, source.url)
+            return await offload(len(source.url), FEW_BYTES, decode_data_url, source.url)
         if source.url.startswith(UPLOAD_SCHEME):
             upload = await self._uploads.get(source.url, tenant_salt)
             if upload is None:
@@ -156,17 +159,18 @@ class MediaPlanner:
             source.url,
             modality=part.modality,
             max_bytes=max(map(self._limits.source_bytes, kinds)),
+            hold=hold,
         )
 
     async def _alias(self, source: bytes, part: MediaPart, tenant_salt: bytes) -> str:
-        digest = await asyncio.to_thread(lambda: hashlib.sha256(source).hexdigest())
+        hashed = await offload(len(source), FEW_BYTES, hashlib.sha256, source)
         options = {
             "modality": part.modality,
             "options": dataclasses.asdict(part.options),
             "processor": self._processor,
         }
         return alias_key(
-            tenant_salt, digest, options, PLANNER_VERSION, self._decoder.decoder_version
+            tenant_salt, hashed.hexdigest(), options, PLANNER_VERSION, self._decoder.decoder_version
         )
 
     def _check_counts(self, modalities: Sequence[Modality | None]) -> None:

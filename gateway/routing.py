@@ -50,11 +50,12 @@ class ReplicaPool:
         self._clock = clock
         self._replicas: dict[str, Replica] = {}
         self._expected = 0.0
+        self._published: Counter[ReplicaState] | None = None
         self.retries = RetryBudget(clock)
 
     async def watch(self) -> None:
         """Follow the load of every replica, until cancelled."""
-        await LoadWatch(self.replicas).run()
+        await LoadWatch(self.replicas, self._clock).run()
 
     async def replicas(self) -> list[Replica]:
         """The replicas of the current target list."""
@@ -114,8 +115,9 @@ class ReplicaPool:
         replica = min(awake, key=lambda replica: replica.wait_s)
         wait_s = replica.wait_s
         rate = sum(replica.work_per_second for replica in awake)
-        if wait_s > 0.0 and rate > 0.0:  # else what is expected may not have to wait at all
-            wait_s += self._expected / rate
+        if rate > 0.0:
+            room = sum(max(0.0, replica.room) for replica in awake) if wait_s == 0.0 else 0.0
+            wait_s += max(0.0, self._expected - room) / rate
         if wait_s > MAX_WAIT_S or wait_s + replica.service_s > left_s:
             raise Overloaded(
                 f"every {self.component} replica has a longer queue than this request may wait",
@@ -175,6 +177,9 @@ class ReplicaPool:
 
     def _publish(self) -> None:
         counts = Counter(replica.state for replica in self._replicas.values())
+        if counts == self._published:
+            return
+        self._published = counts
         for state in ReplicaState:
             self._metrics.set(
                 "mimo_gateway_upstream_endpoints",

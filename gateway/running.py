@@ -101,10 +101,6 @@ class RunningRequest:
         ]
 
     @property
-    def has_media(self) -> bool:
-        return bool(self._items)
-
-    @property
     def stage(self) -> str:
         """Where the time goes now."""
         if any(item.report.cache is None for item in self._items):
@@ -118,8 +114,10 @@ class RunningRequest:
         async with self._tasks:
             for item in self._items:
                 item.embedding = self._tasks.create_task(self._embed(item, repair=False))
-            for choice in self._choices:
+            first, *others = self._choices
+            for choice in others:
                 self._tasks.create_task(choice.run(self._deadline))
+            await first.run(self._deadline)
         self._count_work()
         await self._emit(self._summary())
 

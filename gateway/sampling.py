@@ -25,8 +25,17 @@ def resolve_sampling(request: GenerationRequest, model: Model, room: int) -> Sam
     """Fill in the model's defaults. ``room`` is what the context leaves for the output.
 
     A seed is drawn when none is given, so that a sequence can be continued on another replica.
+    Raises InvalidRequest when the output has no room for ``min_tokens``.
     """
     params, defaults = request.sampling, model.defaults
+    if params.min_tokens > room:
+        raise InvalidRequest(
+            f"min_tokens is {params.min_tokens}, and the context has room for {room} after the "
+            "prompt",
+            field="min_tokens",
+            limit=room,
+        )
+    max_tokens = _first(params.max_tokens, max(defaults.max_tokens, params.min_tokens))
     stop_ids = {*model.stop_token_ids, *request.stop_token_ids}
     return Sampling(
         temperature=_first(params.temperature, defaults.temperature),
@@ -34,7 +43,7 @@ def resolve_sampling(request: GenerationRequest, model: Model, room: int) -> Sam
         top_k=_first(params.top_k, defaults.top_k),
         min_p=_first(params.min_p, defaults.min_p),
         seed=secrets.randbits(64) if params.seed is None else params.seed,
-        max_tokens=min(_first(params.max_tokens, defaults.max_tokens), room),
+        max_tokens=min(max_tokens, room),
         min_tokens=params.min_tokens,
         stop_token_ids=tuple(sorted(stop_ids)),
         ignore_stop=params.ignore_eos,

@@ -58,21 +58,30 @@ class DnsTargets:
         self._clock = clock
         self._expires = float("-inf")
         self._addresses: tuple[str, ...] = ()
+        self._lookup: asyncio.Task[None] | None = None
 
     async def addresses(self) -> tuple[str, ...]:
-        if self._clock() >= self._expires:
-            self._expires = self._clock() + DNS_INTERVAL_S
-            try:
-                found = await asyncio.get_running_loop().getaddrinfo(
-                    self._name, self._port, type=socket.SOCK_STREAM
-                )
-            except OSError as error:
-                logger.warning("name lookup failed", extra={"target": self._name, "error": error})
-            else:
-                self._addresses = tuple(
-                    sorted({_join(str(address[0]), self._port) for *_, address in found})
-                )
+        """Waits for the first lookup, and for none while there is a list."""
+        if self._lookup is None and self._clock() >= self._expires:
+            self._lookup = asyncio.create_task(self._look_up())
+        if self._lookup is not None and not self._addresses:
+            await asyncio.shield(self._lookup)
         return self._addresses
+
+    async def _look_up(self) -> None:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(
+                self._name, self._port, type=socket.SOCK_STREAM
+            )
+        except (OSError, UnicodeError) as error:
+            logger.warning("name lookup failed", extra={"target": self._name, "error": error})
+        else:
+            self._addresses = tuple(
+                sorted({_join(str(address[0]), self._port) for *_, address in found})
+            )
+        finally:
+            self._expires = self._clock() + DNS_INTERVAL_S
+            self._lookup = None
 
 
 class FileTargets:
@@ -82,6 +91,7 @@ class FileTargets:
         self._path = path
         self._stamp: tuple[int, int, int] | None = None
         self._addresses: tuple[str, ...] = ()
+        self._complaint = ""  # the latest, made once
 
     async def addresses(self) -> tuple[str, ...]:
         try:
@@ -90,8 +100,12 @@ class FileTargets:
             if stamp != self._stamp:
                 self._addresses = _read(self._path)
                 self._stamp = stamp
+                self._complaint = ""
         except (OSError, ValueError) as error:
-            logger.warning("target file", extra={"path": str(self._path), "error": str(error)})
+            if self._complaint != str(error):
+                self._complaint = str(error)
+                extra = {"path": str(self._path), "error": self._complaint}
+                logger.warning("cannot read the target file; its last list stands", extra=extra)
         return self._addresses
 
 

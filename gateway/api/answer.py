@@ -3,7 +3,7 @@
 import base64
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gateway.generation import (
@@ -150,9 +150,15 @@ def mimo_object(summary: Summary, request_id: str) -> Json:
     """What we report beyond the OpenAI fields. Times are in milliseconds."""
     return {
         "request_id": request_id,
-        "timings_ms": {name: round(ms, 3) for name, ms in asdict(summary.timings_ms).items()},
+        "timings_ms": {
+            each.name: round(getattr(summary.timings_ms, each.name), 3)
+            for each in fields(summary.timings_ms)
+        },
         "items": item_objects(summary.items),
-        "speculation": asdict(summary.speculation),
+        "speculation": {
+            "drafted": summary.speculation.drafted,
+            "accepted": summary.speculation.accepted,
+        },
         "model_fingerprint": summary.model_fingerprint,
     }
 

@@ -1,62 +1,61 @@
 """Reading a JSON body: strictly, within limits, and never by trusting what it claims to be."""
 
-import asyncio
 import json
 import re
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
 from gateway.api.errors import UnsupportedBody
-from mimo.errors import Cancelled, DeadlineExceeded, InvalidRequest, Reason
+from gateway.intake import PATIENCE_S, collect
+from gateway.offload import offload
+from mimo.errors import Cancelled, InvalidRequest, Reason
 
 MAX_BODY_BYTES = 64 << 20
 MAX_DEPTH = 64
-PATIENCE_S = 30.0  # and another second for each MiB that has come
-_OFF_LOOP_BYTES = 1 << 20
+_ADVICE = "; large media go by POST /v1/media or by URL"
+_AT_ONCE_BYTES = 1 << 20  # on the event loop
+
+ParsedT = TypeVar("ParsedT")
 
 _JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json", re.IGNORECASE)
 _CHARSET = re.compile(r"charset=\"?([\w-]+)", re.IGNORECASE)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
-async def read_json(request: Request) -> dict[str, Any]:
-    """The body as an object. Raises InvalidRequest, also as UnsupportedBody."""
+async def read_json(request: Request, parse: Callable[[dict[str, Any]], ParsedT]) -> ParsedT:
+    """What ``parse`` makes of the body's object; of a large one, in a thread. Raises
+    InvalidRequest, also as UnsupportedBody."""
     _check_json(request)
-    body = await read_limited(request, MAX_BODY_BYTES)
-    if len(body) > _OFF_LOOP_BYTES:
-        return await asyncio.to_thread(parse_json, body)
-    return parse_json(body)
+    body = await read_limited(request, MAX_BODY_BYTES, _ADVICE)
+    return await offload(len(body), _AT_ONCE_BYTES, lambda: parse(parse_json(body)))
 
 
-async def read_limited(request: Request, limit: int, patience_s: float = PATIENCE_S) -> bytes:
-    """The raw body. Raises InvalidRequest (REQUEST_TOO_LARGE) as soon as it exceeds ``limit``,
-    DeadlineExceeded when it comes too slowly, Cancelled when it breaks off."""
+async def read_limited(
+    request: Request, limit: int, advice: str = "", patience_s: float = PATIENCE_S
+) -> bytes:
+    """The raw body. Raises InvalidRequest (REQUEST_TOO_LARGE) as soon as it exceeds ``limit``, or
+    before it is read when it says so itself; DeadlineExceeded when it comes too slowly, Cancelled
+    when it breaks off. ``advice`` tells those who send too much what to do."""
     encoding = request.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         raise UnsupportedBody(
             f"content-encoding {encoding[:40]!r} is not read; send the body as it is",
             "unsupported_encoding",
         )
-    began = asyncio.get_running_loop().time()
-    body = bytearray()
+    too_large = InvalidRequest(
+        f"the request body is larger than {limit >> 20} MiB{advice}",
+        reason=Reason.REQUEST_TOO_LARGE,
+        limit=limit,
+    )
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        raise too_large
     try:
-        async with asyncio.timeout(patience_s) as patience:
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limit:
-                    raise InvalidRequest(
-                        f"the request body is larger than {limit >> 20} MiB; large media go by "
-                        "POST /v1/media or by URL",
-                        reason=Reason.REQUEST_TOO_LARGE,
-                        limit=limit,
-                    )
-                patience.reschedule(began + patience_s + len(body) / (1 << 20))
-    except TimeoutError:
-        raise DeadlineExceeded("the request body came too slowly", stage="body") from None
+        return await collect(request.stream(), limit, too_large, patience_s)
     except ClientDisconnect:
         raise Cancelled("the client went away") from None
-    return bytes(body)
 
 
 def parse_json(body: bytes) -> dict[str, Any]:

@@ -4,12 +4,13 @@ import math
 import re
 import time
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from gateway.admission import Place
 from gateway.api.answer import (
     AnswerHead,
     CompletionBuilder,
@@ -22,6 +23,7 @@ from gateway.api.chunks import ChunkBuilder
 from gateway.api.request import ChatCall, parse_chat
 from gateway.api.sse import PATIENCE, EventStream, Patience
 from gateway.catalog import Catalog
+from gateway.generation import Event
 from gateway.metering import CallMeter
 from gateway.pipeline import Pipeline
 from mimo.errors import InvalidRequest
@@ -49,6 +51,11 @@ class Chat:
         self._meter = meter
         self._patience = patience
 
+    def admit(self, request: Request) -> AbstractContextManager[Place]:
+        """A place for a request of which only the head is known. Raises Overloaded."""
+        # Hints are for the whole answer unless it is streamed, which only the body tells.
+        return self._pipeline.place(_timeout_s(request, is_stream=True))
+
     async def completions(self, request: Request) -> Response:
         """Answer a conversation, whole or as a stream."""
         call = await self._parse(request)
@@ -59,18 +66,19 @@ class Chat:
             request_id=call.request.request_id,
         )
         headers = {"x-ignored-params": ",".join(call.ignored)} if call.ignored else {}
+        generated = self._pipeline.generate(call.request, request.state.place)
         if call.stream:
-            chunks = self._chunks(call, head)
+            chunks = self._chunks(call, head, generated)
             return EventStream(chunks, head.request_id, headers, self._patience)
         builder = CompletionBuilder(head, call.request.n, call.shown)
-        async with aclosing(self._meter.events(self._pipeline.generate(call.request))) as events:
+        async with aclosing(self._meter.events(generated)) as events:
             async for event in events:
                 builder.add(event)
         return JSONResponse(builder.build(), headers=headers)
 
     async def tokenize(self, request: Request) -> Response:
         """Plan a request: token counts by modality, without encoding or generating."""
-        call = await self._parse(request, is_answered=False)
+        call = await self._parse(request)
         started = await self._pipeline.count(call.request)
         return JSONResponse(
             {
@@ -81,25 +89,24 @@ class Chat:
             }
         )
 
-    async def _parse(self, request: Request, *, is_answered: bool = True) -> ChatCall:
-        """``is_answered``: by a decoder, so that a request which none has room for goes no further
-        than this."""
-        body = await read_json(request)
-        timeout_s = _timeout_s(request, is_stream=body.get("stream") is True)
-        if is_answered:
-            self._pipeline.check_room(timeout_s)
-        call = parse_chat(body, request.state.request_id, timeout_s)
+    async def _parse(self, request: Request) -> ChatCall:
+        def parse(body: dict[str, Any]) -> ChatCall:
+            timeout_s = _timeout_s(request, is_stream=body.get("stream") is True)
+            return parse_chat(body, request.state.request_id, timeout_s)
+
+        call = await read_json(request, parse)
         self._catalog.check(call.model)
         return call
 
     async def _chunks(
-        self, call: ChatCall, head: AnswerHead
-    ) -> AsyncGenerator[dict[str, Any], None]:
+        self, call: ChatCall, head: AnswerHead, generated: AsyncGenerator[Event, None]
+    ) -> AsyncGenerator[list[dict[str, Any]], None]:
+        """What each event adds, if anything."""
         builder = ChunkBuilder(head, call.request.n, call.shown)
-        async with aclosing(self._meter.events(self._pipeline.generate(call.request))) as events:
+        async with aclosing(self._meter.events(generated)) as events:
             async for event in events:
-                for chunk in builder.chunks(event):
-                    yield chunk
+                if chunks := list(builder.chunks(event)):
+                    yield chunks
 
 
 def _timeout_s(request: Request, *, is_stream: bool) -> float:

@@ -13,32 +13,34 @@ class CancelOnDisconnect:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body_is_over = asyncio.Event()
+        work = asyncio.current_task()
+        assert work is not None
+        watch: asyncio.Task[None] | None = None
+        is_gone = False
+
+        async def until_gone() -> None:
+            nonlocal is_gone
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            is_gone = True
+            work.cancel()
 
         async def watched_receive() -> Message:
-            if body_is_over.is_set():
-                await asyncio.wait({gone})
+            nonlocal watch
+            if watch is not None:
+                await asyncio.wait({watch})
                 return {"type": "http.disconnect"}
             message = await receive()
             if not message.get("more_body", False):
-                body_is_over.set()
+                watch = asyncio.create_task(until_gone())
             return message
 
-        async def until_gone() -> None:
-            await body_is_over.wait()
-            while (await receive())["type"] != "http.disconnect":
-                pass
-
-        async def answer() -> None:
-            await self._app(scope, watched_receive, send)
-
-        gone = asyncio.create_task(until_gone())
-        work = asyncio.create_task(answer())
         try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await self._app(scope, watched_receive, send)
+        except asyncio.CancelledError:
+            if not is_gone:
+                raise
+            work.uncancel()
         finally:
-            gone.cancel()
-            work.cancel()  # without effect on work that is done
-            await asyncio.gather(work, gone, return_exceptions=True)
-        if not work.cancelled():
-            work.result()
+            if watch is not None:
+                watch.cancel()

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,18 +17,26 @@ from mimo.errors import Cancelled, Internal
 from mimo.rpc.status import from_exception
 
 Handler = Callable[[Request], Awaitable[Response]]
+Admit = Callable[[Request], AbstractContextManager[Any]]
 
 logger = logging.getLogger(__name__)
 
 
 class Endpoint:
     """Runs a handler and sends its response. What either raises is answered unless an answer has
-    begun: a stream tells its reader itself how it failed."""
+    begun: a stream tells its reader itself how it failed.
 
-    def __init__(self, meter: CallMeter, method: str, handler: Handler) -> None:
+    ``admit`` looks at the head of a request alone and may refuse it; what it gives is the request's
+    ``state.place`` until the answer is over.
+    """
+
+    def __init__(
+        self, meter: CallMeter, method: str, handler: Handler, admit: Admit = nullcontext
+    ) -> None:
         self._meter = meter
         self._method = method
         self._handler = handler
+        self._admit = admit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -38,9 +48,11 @@ class Endpoint:
 
         began = time.monotonic()
         code = "OK"
+        request = Request(scope, receive)
         try:
-            with self._meter.call(self._method):
-                response = await self._handler(Request(scope, receive))
+            with self._meter.call(self._method), self._admit(request) as place:
+                request.state.place = place
+                response = await self._handler(request)
                 await response(scope, receive, watched)
         except asyncio.CancelledError:
             code = Cancelled.code

@@ -58,6 +58,14 @@ _BAD = {
     Reason.CAPACITY: "context_length_exceeded",
 }
 
+# What one reason covers and clients want told apart, by the error's ``which``.
+_FINER = {
+    (Reason.MEDIA_ENCODING, "data_url"): "invalid_data_url",
+    (Reason.MEDIA_LIMIT, "audio_duration_s"): "audio_too_long",
+    (Reason.MEDIA_LIMIT, "video_duration_s"): "video_too_long",
+    (Reason.MEDIA_LIMIT, "frames"): "video_too_long",
+}
+
 RENDERINGS: dict[Reason, Rendering] = {
     **{reason: Rendering(400, INVALID, code) for reason, code in _BAD.items()},
     Reason.UNAUTHENTICATED: Rendering(401, INVALID, "invalid_api_key"),
@@ -120,11 +128,14 @@ def plain_error(
 
 
 def _rendering(error: MimoError) -> Rendering:
-    """By reason, but for what one reason covers and clients want told apart."""
+    """By reason, but for what is told apart."""
     if isinstance(error, UnsupportedBody):
         return Rendering(415, INVALID, error.rest_code)
     if error.reason is Reason.DEADLINE and error.metadata.get("stage") == "queue":
         return Rendering(503, SERVER, "overloaded", retry_after_s=5)
+    finer = _FINER.get((error.reason, error.metadata.get("which", "")))
+    if finer is not None:
+        return Rendering(400, INVALID, finer)
     return RENDERINGS[error.reason]
 
 

@@ -6,11 +6,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gateway.api.errors import error_response, plain_error
-from mimo.errors import Overloaded, Unavailable
+from gateway.held import HeldBytes
+from mimo.errors import Unavailable
 from mimo.rpc.interceptors import DrainGate
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
-MAX_BODIES_BYTES = 1 << 30
 
 _HEALTH_PATHS = frozenset({"/healthz", "/readyz"})
 _PORT = re.compile(r":\d+$")
@@ -30,57 +30,51 @@ class Guard:
         gate: DrainGate,
         hosts: frozenset[str] = LOCAL_HOSTS,
         origins: frozenset[str] = frozenset(),
-        max_bodies_bytes: int = MAX_BODIES_BYTES,
+        memory: HeldBytes | None = None,
     ) -> None:
         self._app = app
         self._gate = gate
         self._hosts = hosts
         self._origins = origins
-        self._max_bodies_bytes = max_bodies_bytes
-        self._bodies_bytes = 0
+        self._memory = memory or HeldBytes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in _HEALTH_PATHS:
             await self._app(scope, receive, send)
             return
-        if not self._is_allowed(Headers(scope=scope)):
-            refusal = plain_error(403, "this host or origin is not allowed", "permission_denied")
+        if foreign := self._foreign(Headers(scope=scope)):
+            refusal = plain_error(403, foreign, "permission_denied")
             await refusal(scope, receive, send)
             return
         try:
-            await self._gate.enter()
+            self._gate.enter()
         except Unavailable as error:
             await error_response(error, scope["state"]["request_id"])(scope, receive, send)
             return
         try:
-            await self._within_budget(scope, receive, send)
-        finally:
-            await self._gate.leave()
+            with self._memory.holding() as hold:
 
-    def _is_allowed(self, headers: Headers) -> bool:
+                async def counted() -> Message:
+                    message = await receive()
+                    hold(len(message.get("body", b"")))
+                    return message
+
+                await self._app(scope, counted, send)
+        finally:
+            self._gate.leave()
+
+    def _foreign(self, headers: Headers) -> str:
+        """Why the sender may not come in, and the option that would let it; else nothing."""
+        host, origin = headers.get("host", ""), headers.get("origin")
         if "*" in self._hosts:
-            return True
-        origin = headers.get("origin")
-        names = [headers.get("host", "")]
-        if origin is not None and origin not in self._origins:
-            names.append(origin.partition("://")[2])
-        return all(_PORT.sub("", name).lower() in self._hosts for name in names)
+            return ""
+        if not self._is_known(host):
+            return f"host {host[:80]!r} is not allowed: it is not among the gateway's --hosts"
+        if origin is None or origin in self._origins or self._is_known(origin.partition("://")[2]):
+            return ""
+        return (
+            f"origin {origin[:80]!r} is not allowed: it is not among the gateway's --cors-origins"
+        )
 
-    async def _within_budget(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """All bodies in memory together are bounded; one too many is told to come back."""
-        held = 0
-
-        async def counted() -> Message:
-            nonlocal held
-            message = await receive()
-            size = len(message.get("body", b""))
-            if self._bodies_bytes + size > self._max_bodies_bytes:
-                raise Overloaded("too many large requests at once", retry_after_s=1.0)
-            held += size
-            self._bodies_bytes += size
-            return message
-
-        try:
-            await self._app(scope, counted, send)
-        finally:
-            self._bodies_bytes -= held
+    def _is_known(self, name: str) -> bool:
+        return _PORT.sub("", name).lower() in self._hosts

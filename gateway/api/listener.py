@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Generator
+from typing import cast
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mimo.errors import ConfigError
 from mimo.rpc.server import split_address
 
+HEAD_S = 10  # for the whole head of a request, from its first byte or the connection's opening
 KEEP_ALIVE_S = 75  # longer than load balancers keep their side idle
 CLOSE_S = 1  # for what a drain has left over
 MAX_HEADER_BYTES = 32 << 10
@@ -28,7 +32,7 @@ async def listening(app: ASGIApp, address: str, flag: str) -> AsyncIterator[str]
     server = _Server(
         uvicorn.Config(
             app,
-            http="h11",
+            http=_Protocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -47,6 +51,38 @@ async def listening(app: ASGIApp, address: str, flag: str) -> AsyncIterator[str]
     finally:
         server.should_exit = True
         await serving
+
+
+class _Protocol(H11Protocol):
+    """Closes a connection on which the head of a request does not come to its end in time.
+
+    uvicorn measures nothing but the pause after an answer, and that only until the next byte.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast(asyncio.Transport, transport))
+        self._time_head()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._time_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._stop_timer()
+
+    def _time_head(self) -> None:
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_timer()
+        elif self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
 
 class _Server(uvicorn.Server):

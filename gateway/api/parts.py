@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.bounds import MAX_STRING_CHARACTERS, MAX_TEXT_CHARACTERS
+from gateway.bounds import MAX_STRING_CHARACTERS, MAX_TEXT_CHARACTERS, check_parts
 from gateway.conversation import Message, Part, Role, TextPart
 from gateway.items import MediaOptions, MediaPart, MediaUrl, Modality
 from gateway.media.options import parse_options
@@ -63,10 +63,12 @@ def parse_messages(
     messages: Sequence[Mapping[str, Any]], base: MediaOptions
 ) -> tuple[Message, ...]:
     """Messages of a request whose media options are ``base``. Raises InvalidRequest with a path."""
+    contents = (message.get("content") for message in messages)
+    check_parts(sum(len(content) for content in contents if isinstance(content, list)))
     parsed = tuple(
         _message(message, f"messages[{index}]", base) for index, message in enumerate(messages)
     )
-    if sum(len(message.text) for message in parsed) > MAX_TEXT_CHARACTERS:
+    if sum(len(m.text) + len(m.reasoning or "") for m in parsed) > MAX_TEXT_CHARACTERS:
         raise _too_long("the text of all messages", MAX_TEXT_CHARACTERS, "messages")
     return parsed
 
@@ -91,8 +93,11 @@ def _message(message: Mapping[str, Any], path: str, base: MediaOptions) -> Messa
         raise _unsupported("spoken answers are not kept", f"{path}.audio")
     if refusal := message.get("refusal"):
         parts += (TextPart(_string(refusal, f"{path}.refusal")),)
-    given = message.get("reasoning_content", message.get("reasoning"))
-    return Message(role, parts, (given if isinstance(given, str) else reasoning) or None)
+    for name in ("reasoning_content", "reasoning"):
+        if isinstance(given := message.get(name), str):
+            reasoning = _string(given, f"{path}.{name}")
+            break
+    return Message(role, parts, reasoning or None)
 
 
 def _role(message: Mapping[str, Any], path: str) -> Role:
@@ -167,7 +172,7 @@ def _media(part: Mapping[str, Any], form: _MediaForm, where: str, base: MediaOpt
         raise _unsupported("files are not kept; send file_data", f"{field}.file_id")
     text = _payload_text(part, payload, field)
     options = _part_options(part, fields, where, base)
-    if form.key == "input_audio" and fields.get("format") in ("pcm16", "pcm"):
+    if form.key in ("input_audio", "audio") and fields.get("format") in ("pcm16", "pcm"):
         return MediaPart(form.modality, _wav(text, fields, field), options)
     is_url = text[:16].lower().startswith(_URL_PREFIXES)
     if not is_url and not form.base64_allowed and "base64" not in part:

@@ -200,7 +200,8 @@ def _ignored(fields: ChatFields) -> tuple[str, ...]:
     """Dotted names of what nobody here understands, as far as a header can carry them."""
     names = [name for name in fields.model_extra or {} if name not in UNSUPPORTED]
     for path in type(fields).model_fields:
-        part = getattr(fields, path)
-        extra = getattr(part, "model_extra", None) or {}
+        if path not in fields.model_fields_set:
+            continue
+        extra = getattr(getattr(fields, path), "model_extra", None) or {}
         names += [f"{path}.{name}" for name in extra]
     return tuple(name for name in names if _REPORTABLE.fullmatch(name))[:_MAX_REPORTED]

@@ -50,7 +50,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 class Fields(BaseModel):
     """An object of which unknown keys are kept aside, to be reported as ignored."""
 
-    model_config = ConfigDict(extra="allow", hide_input_in_errors=True)
+    # Frozen, so that pydantic need not copy defaults for every request.
+    model_config = ConfigDict(extra="allow", frozen=True, hide_input_in_errors=True)
 
 
 class StreamOptions(Fields):
@@ -123,9 +124,10 @@ class ChatFields(Fields):
     min_p: Probability | None = None
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    repetition_penalty: Annotated[Number, Field(gt=0, le=bounds.MAX_REPETITION_PENALTY)] | None = (
-        None
-    )
+    repetition_penalty: (
+        Annotated[Number, Field(ge=bounds.MIN_REPETITION_PENALTY, le=bounds.MAX_REPETITION_PENALTY)]
+        | None
+    ) = None
     seed: Annotated[Whole, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     n: Annotated[Whole, Field(ge=1, le=bounds.MAX_CHOICES)] = 1
     stop: Annotated[

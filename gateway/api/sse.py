@@ -6,10 +6,10 @@ least one of the common clients. A keep-alive is a comment with a single line fe
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
@@ -21,6 +21,8 @@ from mimo.rpc.status import from_exception
 
 KEEP_ALIVE = b": ka\n"
 DONE = b"data: [DONE]\n\n"
+
+_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -43,12 +45,12 @@ PATIENCE = Patience()
 
 
 def frame(payload: Mapping[str, Any]) -> bytes:
-    text = json.dumps(payload, ensure_ascii=False, separators=(",", ":"))
-    return b"data: " + text.encode() + b"\n\n"
+    return b"data: " + _JSON.encode(payload).encode() + b"\n\n"
 
 
 class EventStream(Response):
-    """An answer in events. ``chunks`` is closed in the end, whatever happens.
+    """An answer in events. ``chunks`` come in batches that are sent together; it is closed in the
+    end, whatever happens.
 
     The status line is sent with the first chunk, or after a while: what fails before is raised and
     can still become a real HTTP error. What fails later becomes an error event, so that a stream
@@ -57,7 +59,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        chunks: AsyncGenerator[Mapping[str, Any], None],
+        chunks: AsyncGenerator[Sequence[Mapping[str, Any]], None],
         request_id: str,
         headers: Mapping[str, str],
         patience: Patience = PATIENCE,
@@ -70,57 +72,84 @@ class EventStream(Response):
         self._patience = patience
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # Chunks are made in a task of their own: not waiting for one any longer must not cancel it.
-        queue: asyncio.Queue[bytes | Exception] = asyncio.Queue(1)
-        producer = asyncio.create_task(self._produce(queue))
-        try:
-            first = await _next(queue, self._patience.hold_s)
-            if isinstance(first, Exception):
-                raise first
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await self._relay(first, queue, send)
-        finally:
-            producer.cancel()
-            await asyncio.gather(producer, return_exceptions=True)
-
-    async def _produce(self, queue: "asyncio.Queue[bytes | Exception]") -> None:
-        try:
-            async with aclosing(self._chunks) as chunks:
-                async for chunk in chunks:
-                    await queue.put(frame(chunk))
-            await queue.put(DONE)
-        except Exception as error:
-            await queue.put(error)
-
-    async def _relay(
-        self, item: bytes | Exception, queue: "asyncio.Queue[bytes | Exception]", send: Send
-    ) -> None:
-        while not isinstance(item, Exception):
-            await self._send(send, item, more=item is not DONE)
-            if item is DONE:
-                return
-            item = await _next(queue, self._patience.keep_alive_s)
-        failure = frame(self._error(from_exception(item)))
-        await self._send(send, failure + DONE, more=False)
-        raise item
-
-    async def _send(self, send: Send, data: bytes, *, more: bool) -> None:
-        """Raises Cancelled for a reader that does not read; the connection is then broken off."""
-        try:
-            async with asyncio.timeout(self._patience.reader_s):
-                await send({"type": "http.response.body", "body": data, "more_body": more})
-        except TimeoutError:
-            raise Cancelled("the client reads too slowly") from None
+        with _Wire(send, self.raw_headers, self._patience) as wire:
+            try:
+                async with aclosing(self._chunks) as batches:
+                    async for batch in batches:
+                        await wire.send(b"".join(map(frame, batch)))
+            except Exception as error:
+                if wire.has_begun:
+                    failure = frame(self._error(from_exception(error)))
+                    await wire.send(failure + DONE, more=False)
+                raise
+            await wire.send(DONE, more=False)
 
     def _error(self, error: MimoError) -> dict[str, object]:
         body = error_object(error, self._request_id)
         return {"error": {**body["error"], "request_id": self._request_id}}
 
 
-async def _next(queue: "asyncio.Queue[bytes | Exception]", timeout_s: float) -> bytes | Exception:
-    """What comes next, or a keep-alive when nothing does for so long."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await queue.get()
-    except TimeoutError:
-        return KEEP_ALIVE
+class _Wire:
+    """The sending side of a stream. Inside ``with``, a timer sees to it that the stream is never
+    silent for long and that its reader reads: one timer, not one for each message."""
+
+    def __init__(self, send: Send, headers: list[tuple[bytes, bytes]], patience: Patience) -> None:
+        self.has_begun = False
+        self._send = send
+        self._headers = headers
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._owner = asyncio.current_task()
+        self._since = self._loop.time()  # of the silence, or of the message that is being sent
+        self._num_sending = 0
+        self._is_stuck = False
+        self._keep_alive: asyncio.Task[None] | None = None
+        self._interval_s = min(patience.keep_alive_s, patience.reader_s)
+        self._timer = self._loop.call_later(min(patience.hold_s, self._interval_s), self._look)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Raises Cancelled for a reader that does not read; the connection is then broken off."""
+        self._timer.cancel()
+        if self._keep_alive is not None:
+            self._keep_alive.cancel()
+        if self._is_stuck and kind is asyncio.CancelledError and self._owner is not None:
+            self._owner.uncancel()
+            raise Cancelled("the client reads too slowly") from None
+
+    async def send(self, data: bytes, *, more: bool = True) -> None:
+        self._num_sending += 1
+        if self._keep_alive is not None:  # still on its way
+            await asyncio.wait({self._keep_alive})
+        await self._pass_on(data, more=more)
+
+    async def _pass_on(self, data: bytes, *, more: bool = True) -> None:
+        """Send a message that has been counted."""
+        self._since = self._loop.time()
+        if not self.has_begun:
+            self.has_begun = True
+            start = {"type": "http.response.start", "status": 200, "headers": self._headers}
+            await self._send(start)
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+        self._since = self._loop.time()
+        self._num_sending -= 1
+        self._keep_alive = None
+
+    def _look(self) -> None:
+        """Is it time to say something, or to give the reader up? Look again when it may be."""
+        now, patience = self._loop.time(), self._patience
+        if self._num_sending:
+            due = self._since + patience.reader_s
+            if now >= due and self._owner is not None:
+                self._is_stuck = True
+                self._owner.cancel()
+                return
+        else:
+            silence_s = patience.keep_alive_s if self.has_begun else patience.hold_s
+            due = self._since + silence_s
+            if now >= due:
+                self._num_sending += 1
+                self._keep_alive = self._loop.create_task(self._pass_on(KEEP_ALIVE))
+        self._timer = self._loop.call_at(min(due, now + self._interval_s), self._look)

@@ -10,7 +10,7 @@ import grpc
 
 from gateway.backends.faults import garbage, upstream_error
 from gateway.backends.replica import Replica
-from gateway.backends.sending import send
+from gateway.backends.sending import is_cancelled, send
 from gateway.items import AudioPlan, ImagePlan, VideoPlan
 from mimo.errors import Internal, InvalidRequest, Unavailable
 from mimo.rpc.channel import call_metadata
@@ -134,9 +134,9 @@ async def _encode(
         # A peer that breaks off while we upload and a medium that fails to decode look alike here.
         raise upload.error or upstream_error(error) from None
     except asyncio.CancelledError:
-        if upload.error is not None:
-            raise upload.error from None
-        raise
+        if upload.error is None or is_cancelled():
+            raise
+        raise upload.error from None
     finally:
         upload.stop()
         call.cancel()  # without effect on a call that is over

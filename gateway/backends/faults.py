@@ -2,7 +2,7 @@
 
 import grpc
 
-from mimo.errors import MimoError, Unavailable
+from mimo.errors import Internal, MimoError, Unavailable
 from mimo.rpc.status import from_rpc_error, is_explained
 
 # Our servicers explain every failure. Without an explanation these come from the transport, from a
@@ -16,12 +16,27 @@ _UNEXPLAINED = frozenset(
         grpc.StatusCode.DATA_LOSS,
     )
 )
+# These blame the caller, which is the gateway: unexplained, they are no fault of its client.
+_BLAMES_THE_GATEWAY = frozenset(
+    (
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.OUT_OF_RANGE,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.ALREADY_EXISTS,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+    )
+)
 
 
 def upstream_error(error: grpc.RpcError) -> MimoError:
     """The error behind a failed call. What a replica cannot explain, another may do better."""
-    if error.code() in _UNEXPLAINED and not is_explained(error):
-        return Unavailable(f"the replica broke off: {error.code().name}")
+    if not is_explained(error):
+        if error.code() in _UNEXPLAINED:
+            return Unavailable(f"the replica broke off: {error.code().name}")
+        if error.code() in _BLAMES_THE_GATEWAY:
+            return Internal(f"a replica refused the gateway: {error.code().name}")
     return from_rpc_error(error)
 
 

@@ -10,7 +10,8 @@ import grpc
 
 from gateway.backends.faults import garbage, upstream_error
 from gateway.backends.replica import Replica
-from gateway.backends.sending import send
+from gateway.backends.sending import is_cancelled, send
+from gateway.backends.stall import StallWatch
 from gateway.generation import CachePolicy, FinishReason, Grammar, GrammarKind, Speculation
 from gateway.items import Modality
 from gateway.prompt.answer import Token
@@ -143,14 +144,16 @@ async def generate_tokens(
     )
     feeder = _Feeder(call, request)
     feeding = asyncio.create_task(feeder.run())
-    patience_s: float | None = None  # a queue or a missing item may hold the first token up
+    stall = StallWatch(feeder.fail, STALL_S)
     try:
-        with replica.call(feeder.fail):
-            while (response := await _read(call, patience_s)) is not grpc.aio.EOF:
+        with replica.call(feeder.fail), contextlib.closing(stall):
+            while (response := await call.read()) is not grpc.aio.EOF:
+                stall.pause()  # while our reader is the one who takes time
                 event = _event_from_proto(response)
                 yield event
+                # Before the first token a queue or a missing item may hold things up.
                 if isinstance(event, DecoderTokens):
-                    patience_s = STALL_S
+                    stall.resume()
                 if isinstance(event, DecoderFinished):
                     with contextlib.suppress(grpc.RpcError):
                         await call.read()  # the end, so that the peer is not cut off
@@ -159,22 +162,13 @@ async def generate_tokens(
     except grpc.RpcError as error:
         raise feeder.error or upstream_error(error) from None
     except asyncio.CancelledError:
-        if feeder.error is not None:
-            raise feeder.error from None
-        raise
+        if feeder.error is None or is_cancelled():
+            raise
+        raise feeder.error from None
     finally:
         call.cancel()
         feeding.cancel()
         await asyncio.gather(feeding, return_exceptions=True)
-
-
-async def _read(call: Any, patience_s: float | None) -> Any:
-    """The next response, or EOF. Raises Unavailable when none comes."""
-    try:
-        async with asyncio.timeout(patience_s):
-            return await call.read()
-    except TimeoutError as error:
-        raise Unavailable(f"the decoder made no progress for {patience_s:g} s") from error
 
 
 class _Feeder:

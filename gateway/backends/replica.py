@@ -99,12 +99,21 @@ class Replica:
     @property
     def wait_s(self) -> float:
         """How long new work would wait here; 0 while unknown. Where work waits, what was sent since
-        the report waits as well."""
-        if self._report is None or self._report.wait_s == 0.0:
+        the report waits as well; where none did, what is more than runs at once does."""
+        if self._report is None:
             return 0.0
-        sent = max(0.0, self.load - self._load_at_report)
         rate = self._report.work_per_second
-        return self._report.wait_s + (sent / rate if rate else 0.0)
+        if self._report.wait_s:
+            behind = max(0.0, self.load - self._load_at_report)
+        else:
+            behind = max(0.0, 1.0 - self.room)
+        return self._report.wait_s + (behind / rate if rate else 0.0)
+
+    @property
+    def room(self) -> float:
+        """Pieces of work that it could begin at once; infinite while unknown."""
+        most = self._facts.limits.get("max_running_requests") if self._facts else None
+        return math.inf if most is None else most - self.outstanding
 
     @property
     def is_known(self) -> bool:

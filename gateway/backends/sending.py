@@ -1,5 +1,6 @@
 """Writing to a call whose peer may answer and leave at any moment."""
 
+import asyncio
 import contextlib
 from typing import Any
 
@@ -23,3 +24,10 @@ async def send(call: Any, message: Message) -> bool:
     except Exception:  # Core's error types have no public names
         return False
     return True
+
+
+def is_cancelled() -> bool:
+    """Whether the running task shall end. A call that we break off looks the same to its reader,
+    who then goes on with another."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -131,7 +131,7 @@ class AudioTrack:
         # A header's length is a guess; the count is not. One second of grace for padding.
         if self._num_samples > (self._limits.max_audio_s + 1) * self.sample_rate:
             raise beyond(
-                "duration_s",
+                "audio_duration_s",
                 f"over {self._limits.max_audio_s:g}",
                 self._limits.max_audio_s,
                 f"audio is longer than {self._limits.max_audio_s:g} seconds",

@@ -4,7 +4,6 @@ Planning and decoding are separate jobs, because most of the time a plan is all 
 prompt may be too long, or the embedding may already exist.
 """
 
-import asyncio
 import hashlib
 import json
 from collections.abc import AsyncGenerator
@@ -33,6 +32,7 @@ from gateway.media.plan.video import plan_video
 from gateway.media.processor import ProcessorConfig
 from gateway.media.sniff import Format, default_modality, sniff
 from gateway.media.workers import Job, WorkerPool
+from gateway.offload import offload
 from mimo.errors import Internal, InvalidRequest, Reason
 from mimo.store.keys import content_digest_video
 from mimo.tensor import RawTensor
@@ -289,6 +289,5 @@ def _json(payload: bytearray) -> dict[str, Any]:
 
 
 async def _sha256(source: bytes) -> str:
-    if len(source) < MIB:
-        return hashlib.sha256(source).hexdigest()
-    return await asyncio.to_thread(lambda: hashlib.sha256(source).hexdigest())
+    hashed = await offload(len(source), MIB, hashlib.sha256, source)
+    return hashed.hexdigest()

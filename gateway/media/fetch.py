@@ -18,6 +18,7 @@ from typing import Any
 
 import httpcore
 
+from gateway.held import Hold
 from gateway.items import Modality
 from gateway.media.address import Network, is_public
 from gateway.media.faults import beyond
@@ -85,21 +86,28 @@ class Fetcher:
         *,
         modality: Modality | None,
         max_bytes: int,
+        hold: Hold = lambda _: None,
         policy: FetchPolicy | None = None,
     ) -> bytes:
-        """The body behind ``url``. ``policy`` replaces the service's for one tenant."""
+        """The body behind ``url``. ``hold`` counts its bytes as they come and may refuse them;
+        ``policy`` replaces the service's for one tenant."""
         policy = policy or self._policy
         timeout_s = _TOTAL_TIMEOUT_S[modality or Modality.VIDEO]
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._follow(parse_url(url), modality, max_bytes, policy)
+                return await self._follow(parse_url(url), modality, max_bytes, hold, policy)
         except (TimeoutError, httpcore.TimeoutException) as error:
             raise _too_slow() from error
         except (httpcore.NetworkError, httpcore.ProtocolError, ssl.SSLError, OSError) as error:
             raise _failed("could not connect or the connection broke") from error
 
     async def _follow(
-        self, url: ParsedUrl, modality: Modality | None, max_bytes: int, policy: FetchPolicy
+        self,
+        url: ParsedUrl,
+        modality: Modality | None,
+        max_bytes: int,
+        hold: Hold,
+        policy: FetchPolicy,
     ) -> bytes:
         seen = set()
         for _ in range(_MAX_REDIRECTS + 1):
@@ -108,7 +116,7 @@ class Fetcher:
             seen.add(str(url))
             _check_policy(url, policy)
             async with self._host_slot(url.host):
-                body = await self._get(url, modality, max_bytes, policy)
+                body = await self._get(url, modality, max_bytes, hold, policy)
             if isinstance(body, bytes):
                 return body
             if url.scheme == "https" and body.scheme == "http":
@@ -117,7 +125,12 @@ class Fetcher:
         raise _failed(f"more than {_MAX_REDIRECTS} redirects")
 
     async def _get(
-        self, url: ParsedUrl, modality: Modality | None, max_bytes: int, policy: FetchPolicy
+        self,
+        url: ParsedUrl,
+        modality: Modality | None,
+        max_bytes: int,
+        hold: Hold,
+        policy: FetchPolicy,
     ) -> bytes | ParsedUrl:
         """The body, or where a redirect leads."""
         backend = _GuardedBackend(self._resolve, policy)
@@ -153,10 +166,10 @@ class Fetcher:
                 "GET", target, headers=headers, extensions={"timeout": timeouts}
             ) as response,
         ):
-            return await self._read(url, response, max_bytes)
+            return await self._read(url, response, max_bytes, hold)
 
     async def _read(
-        self, url: ParsedUrl, response: httpcore.Response, max_bytes: int
+        self, url: ParsedUrl, response: httpcore.Response, max_bytes: int, hold: Hold
     ) -> bytes | ParsedUrl:
         headers = {name.lower(): value for name, value in response.headers}
         if sum(len(name) + len(value) + 4 for name, value in response.headers) > _MAX_HEADER_BYTES:
@@ -176,6 +189,7 @@ class Fetcher:
             body += piece
             if len(body) > max_bytes:
                 raise _too_large(max_bytes)
+            hold(len(piece))
             elapsed = self._clock() - start
             if elapsed > _SLOW_AFTER_S and len(body) < elapsed * _SLOW_BYTES_PER_S:
                 raise _too_slow()

@@ -193,7 +193,7 @@ class _PictureTrack:
         rate = self._frame_rate()
         if self._num_frames / rate > self._limits.max_video_s:
             raise beyond(
-                "duration_s",
+                "video_duration_s",
                 self._num_frames / rate,
                 self._limits.max_video_s,
                 f"video lasts {self._num_frames / rate:.0f} seconds; "

@@ -62,6 +62,7 @@ class Answer:
         self._num_shown = 0
         self._return_token_ids = return_token_ids
         self._new_ids: list[int] = []
+        self._num_new = 0
         self._deltas: list[Delta] = []
 
     @property
@@ -75,6 +76,7 @@ class Answer:
             if self.stop_string is not None:
                 break
             self.num_tokens += 1
+            self._num_new += 1
             if self._return_token_ids:
                 self._new_ids.append(token.id)
             self._take(token)
@@ -142,10 +144,13 @@ class Answer:
         if not text and not logprobs and not force:
             return
         ids, self._new_ids = tuple(self._new_ids), []
-        if self._deltas and self._deltas[-1].kind is kind:
-            last = self._deltas.pop()
-            text, logprobs, ids = last.text + text, last.logprobs + logprobs, last.token_ids + ids
-        self._deltas.append(Delta(self.choice_index, kind, text, logprobs, ids))
+        num_tokens, self._num_new = self._num_new, 0
+        delta = Delta(self.choice_index, kind, text, logprobs, ids, num_tokens)
+        both = self._deltas[-1].followed_by(delta) if self._deltas else None
+        if both is not None:
+            self._deltas[-1] = both
+        else:
+            self._deltas.append(delta)
 
     def _flush(self) -> list[Delta]:
         deltas, self._deltas = self._deltas, []

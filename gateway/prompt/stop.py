@@ -19,6 +19,8 @@ class StopMatcher:
         """The text that can be shown now. After a match (``matched``) nothing is shown any more."""
         if self.matched is not None:
             return ""
+        if not self._stops:
+            return text
         text = self._held + text
         found = [
             (start + len(stop), start, stop)

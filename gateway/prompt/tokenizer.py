@@ -41,6 +41,7 @@ class Tokenizer:
         self._plain = tokenizers.Tokenizer.from_str(json.dumps(parsed))
         self._control_by_id = {token.id: token for token in self.control_tokens.values()}
         self._vocabulary = {id: piece for piece, id in self._plain.get_vocab().items()}
+        self._spellings: dict[int, bytes] = {}  # of ids that were generated
         self._check_byte_level()
         self._check_no_control_token_from_text()
 
@@ -55,9 +56,13 @@ class Tokenizer:
             raise CheckpointError(f"{path} is not a tokenizer: {error}") from None
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text as ordinary pieces. Lone surrogates become U+FFFD."""
+        """Ids of text as ordinary pieces. Lone surrogates become U+FFFD.
+
+        Other threads run meanwhile, which they do not while the library encodes a single text.
+        """
         clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        ids: list[int] = self._plain.encode(clean, add_special_tokens=False).ids
+        (encoding,) = self._plain.encode_batch_fast([clean], add_special_tokens=False)
+        ids: list[int] = encoding.ids
         return ids
 
     def control_id(self, text: str) -> int:
@@ -96,6 +101,14 @@ class Tokenizer:
 
     def spelling(self, id: int) -> bytes:
         """The bytes of any id, special tokens included. Empty for unknown ids."""
+        spelled = self._spellings.get(id)
+        if spelled is None:
+            spelled = self._spell(id)
+            if spelled:  # ids that mean nothing are without number
+                self._spellings[id] = spelled
+        return spelled
+
+    def _spell(self, id: int) -> bytes:
         control = self._control_by_id.get(id)
         if control is not None:
             return control.text.encode()

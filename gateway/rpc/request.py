@@ -45,7 +45,6 @@ _RANGES = {
     "frequency_penalty": bounds.PENALTY,
 }
 _COUNTS = {
-    "messages": bounds.MAX_MESSAGES,
     "stop": bounds.MAX_STOP_STRINGS,
     "stop_token_ids": bounds.MAX_STOP_IDS,
 }
@@ -91,9 +90,12 @@ def conversation(
     thinking: bool | None,
     ending: Ending = Ending.NEW_TURN,
 ) -> Conversation:
-    """Raises InvalidRequest for an empty conversation, an unknown role or an empty part."""
+    """Raises InvalidRequest for a conversation that is empty or too long, an unknown role or an
+    empty part."""
     if not messages:
         raise InvalidRequest("messages are empty", reason=Reason.MISSING_FIELD, field="messages")
+    _check_most(len(messages), bounds.MAX_MESSAGES, "messages")
+    bounds.check_parts(sum(len(message.parts) for message in messages))
     base = _media_options(media, MediaOptions(), "media")
     parsed = tuple(_message(each, f"messages[{i}]", base) for i, each in enumerate(messages))
     if ending is Ending.CONTINUE and parsed[-1].role is not Role.ASSISTANT:
@@ -159,6 +161,8 @@ def _sampling(params: gateway_pb2.SamplingParams) -> SamplingParams:
     if not all(-bounds.MAX_BIAS <= bias <= bounds.MAX_BIAS for bias in params.logit_bias.values()):
         raise _out_of_range("sampling.logit_bias", f"in {-bounds.MAX_BIAS}..{bounds.MAX_BIAS}")
     _check_most(len(params.bad_words), bounds.MAX_BAD_WORDS, "sampling.bad_words")
+    for index, word in enumerate(params.bad_words):
+        _check_most(len(word), bounds.MAX_STOP_CHARACTERS, f"sampling.bad_words[{index}]")
     temperature, top_p = optional(params, "temperature"), optional(params, "top_p")
     if top_p == 0:  # nothing but the most likely token is left
         temperature, top_p = 0.0, None

@@ -7,6 +7,8 @@ from typing import Any
 
 from gateway.catalog import Catalog
 from gateway.generation import GenerationRequest
+from gateway.held import HeldBytes, Hold
+from gateway.intake import collect
 from gateway.metering import CallMeter
 from gateway.pipeline import Pipeline
 from gateway.rpc.events import (
@@ -33,22 +35,29 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     """The public gRPC face of one pipeline."""
 
     def __init__(
-        self, pipeline: Pipeline, catalog: Catalog, uploads: Uploads, meter: CallMeter
+        self,
+        pipeline: Pipeline,
+        catalog: Catalog,
+        uploads: Uploads,
+        meter: CallMeter,
+        memory: HeldBytes,
     ) -> None:
         self._pipeline = pipeline
         self._catalog = catalog
         self._uploads = uploads
         self._meter = meter
+        self._memory = memory
 
     async def Generate(
         self, request: gateway_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[gateway_pb2.GenerateResponse]:
-        with self._call("generate", request):
-            self._pipeline.check_room(_timeout_s(context))
-            call = generation_request(request, request_id(), _timeout_s(context))
+        timeout_s = _timeout_s(context)
+        with self._call("generate", request), self._pipeline.place(timeout_s) as place:
+            call = generation_request(request, request_id(), timeout_s)
+            events = self._meter.events(self._pipeline.generate(call, place))
             name, with_reasoning = self._catalog.card.name, not request.reasoning.exclude
             seq = 0
-            async with aclosing(self._meter.events(self._pipeline.generate(call))) as events:
+            async with aclosing(events):
                 async for event in events:
                     response = event_to_proto(event, seq, name, with_reasoning=with_reasoning)
                     if response is not None:
@@ -78,8 +87,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     async def UploadMedia(
         self, requests: AsyncIterator[gateway_pb2.UploadMediaRequest], context: Any
     ) -> gateway_pb2.UploadMediaResponse:
-        with self._meter.call("upload"):
-            announced, data = await _received(requests)
+        with self._meter.call("upload"), self._memory.holding() as hold:
+            announced, data = await _received(requests, hold)
             salt = tenant_salt(announced.cache_salt)
             upload = await self._uploads.add(data, salt, announced.sha256)
             return gateway_pb2.UploadMediaResponse(
@@ -107,9 +116,9 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
     @contextmanager
     def _call(self, method: str, request: Any) -> Iterator[None]:
         """Count a call for a model; errors name fields as this face's messages do."""
-        with self._meter.call(method):
+        with self._meter.call(method), self._memory.holding() as hold:
             try:
-                _check_size(request)
+                hold(_checked_size(request))
                 self._catalog.check(request.model)
                 yield
             except MimoError as error:
@@ -118,8 +127,8 @@ class GatewayServicer(gateway_pb2_grpc.GatewayServicer):
                 raise
 
 
-def _check_size(request: Any) -> None:
-    num_bytes = request.ByteSize()
+def _checked_size(request: Any) -> int:
+    num_bytes: int = request.ByteSize()
     if num_bytes > MAX_MESSAGE_BYTES:
         raise InvalidRequest(
             f"the request has {num_bytes / (1 << 20):.1f} MiB, and a message may have "
@@ -128,25 +137,33 @@ def _check_size(request: Any) -> None:
             field="messages",
             limit=MAX_MESSAGE_BYTES,
         )
+    return num_bytes
 
 
 async def _received(
-    requests: AsyncIterator[gateway_pb2.UploadMediaRequest],
+    requests: AsyncIterator[gateway_pb2.UploadMediaRequest], hold: Hold
 ) -> tuple[gateway_pb2.UploadMediaRequest, bytes]:
     """The first message, which announces the upload, and the bytes of all."""
-    first: gateway_pb2.UploadMediaRequest | None = None
-    data = bytearray()
-    async for request in requests:
-        first = first or request
-        data += request.data
-        if len(data) > MAX_UPLOAD_BYTES:
-            raise InvalidRequest(
-                f"uploads have at most {MAX_UPLOAD_BYTES >> 20} MiB",
-                reason=Reason.REQUEST_TOO_LARGE,
-                field="data",
-                limit=MAX_UPLOAD_BYTES,
-            )
-    return first or gateway_pb2.UploadMediaRequest(), bytes(data)
+    announced: gateway_pb2.UploadMediaRequest | None = None
+
+    async def pieces() -> AsyncIterator[bytes]:
+        nonlocal announced
+        async for request in requests:
+            announced = announced or request
+            hold(len(request.data))
+            yield request.data
+
+    data = await collect(
+        pieces(),
+        MAX_UPLOAD_BYTES,
+        InvalidRequest(
+            f"uploads have at most {MAX_UPLOAD_BYTES >> 20} MiB",
+            reason=Reason.REQUEST_TOO_LARGE,
+            field="data",
+            limit=MAX_UPLOAD_BYTES,
+        ),
+    )
+    return announced or gateway_pb2.UploadMediaRequest(), data
 
 
 def _timeout_s(context: Any) -> float:

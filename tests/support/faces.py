@@ -2,12 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 from starlette.types import ASGIApp, Message
 
+from gateway.admission import Place
 from gateway.app import create_app
 from gateway.catalog import Catalog
 from gateway.generation import (
@@ -26,7 +29,10 @@ from gateway.generation import (
 )
 from gateway.items import Modality
 from gateway.metering import CallMeter
+from gateway.routing import ReplicaPool
+from gateway.targets import FixedTargets
 from gateway.uploads import Uploads
+from mimo.errors import MimoError
 from mimo.metrics import Metrics
 from mimo.rpc.interceptors import DrainGate
 from mimo.store import Outcome
@@ -44,6 +50,8 @@ SUMMARY = Summary(
     speculation=SpeculationReport((3, 2), (2, 1)),
     model_fingerprint="0123456789abcdef",
 )
+
+NO_DECODERS = ReplicaPool("llm", FixedTargets(()), Metrics("gateway"))
 
 Step = Event | Exception | asyncio.Event
 
@@ -69,13 +77,20 @@ class ScriptedPipeline:
     def __init__(self, script: Sequence[Step] = SCRIPT) -> None:
         self.script = script
         self.requests: list[GenerationRequest] = []
+        self.refusal: MimoError | None = None
         self.entered = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    def check_room(self, timeout_s: float) -> None:
-        """There is always room."""
+    @contextmanager
+    def place(self, timeout_s: float) -> Iterator[Place]:
+        """Refuses when it is told to."""
+        if self.refusal is not None:
+            raise self.refusal
+        yield Place(NO_DECODERS, time.monotonic() + timeout_s)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, request: GenerationRequest, place: Place | None = None
+    ) -> AsyncGenerator[Event, None]:
         self.requests.append(request)
         self.entered.set()
         try:

@@ -157,6 +157,9 @@ class FakeDecoder(llm_pb2_grpc.LanguageModelServicer):
             )
             async for response in self._speak(start):
                 yield response
+        except GeneratorExit:  # the client left while an event was being sent
+            self.cancelled.set()
+            raise
         except (asyncio.CancelledError, StopAsyncIteration) as error:
             # What a handler sees first of a client that has left depends on where it waits.
             self.cancelled.set()

@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from starlette.requests import Request
@@ -75,12 +76,18 @@ def test_lone_surrogates_become_replacement_characters() -> None:
 
 
 async def test_a_body_in_pieces_is_put_together() -> None:
-    assert await read_json(request([b'{"a"', b": 1}"])) == {"a": 1}
+    assert await read_json(request([b'{"a"', b": 1}"]), dict) == {"a": 1}
 
 
-async def test_a_large_body_is_parsed_like_a_small_one() -> None:
-    text = "x" * (2 << 20)
-    assert await read_json(request([json.dumps({"a": text}).encode()])) == {"a": text}
+async def test_what_is_made_of_a_large_body_is_made_in_a_thread() -> None:
+    """A picture in base64 or a schema takes long to understand, and others are waiting."""
+
+    def parse(body: dict[str, Any]) -> tuple[int, bool]:
+        return len(body["a"]), threading.current_thread() is threading.main_thread()
+
+    for size, at_once in ((10, True), (2 << 20, False)):
+        body = json.dumps({"a": "x" * size}).encode()
+        assert await read_json(request([body]), parse) == (size, at_once)
 
 
 @pytest.mark.parametrize(
@@ -89,7 +96,7 @@ async def test_a_large_body_is_parsed_like_a_small_one() -> None:
 )
 async def test_json_by_any_of_its_names_is_read(kind: str) -> None:
     headers = {"content_type": kind} if kind else {}
-    assert await read_json(request([b"{}"], **headers)) == {}
+    assert await read_json(request([b"{}"], **headers), dict) == {}
 
 
 @pytest.mark.parametrize(
@@ -104,7 +111,7 @@ async def test_json_by_any_of_its_names_is_read(kind: str) -> None:
 )
 async def test_other_types_and_encodings_are_not_read(headers: dict[str, str], code: str) -> None:
     with pytest.raises(UnsupportedBody) as caught:
-        await read_json(request([b"{}"], **headers))
+        await read_json(request([b"{}"], **headers), dict)
     assert caught.value.rest_code == code
 
 
@@ -112,6 +119,17 @@ async def test_a_body_is_refused_as_soon_as_it_is_too_large() -> None:
     endless = request([b"x" * 600, b"x" * 600], stays=False)
     with pytest.raises(InvalidRequest) as caught:
         await read_limited(endless, limit=1000)
+    assert caught.value.reason is Reason.REQUEST_TOO_LARGE
+
+
+async def test_a_body_that_announces_too_much_is_refused_unread() -> None:
+    def receive() -> NoReturn:
+        pytest.fail("it was read")
+
+    announced = request([], content_length="1001")
+    announced._receive = receive
+    with pytest.raises(InvalidRequest) as caught:
+        await read_limited(announced, limit=1000)
     assert caught.value.reason is Reason.REQUEST_TOO_LARGE
 
 

@@ -48,6 +48,26 @@ def answer(error: MimoError) -> tuple[int, dict[str, Any], dict[str, str]]:
             *(400, "invalid_request_error", "media_too_large", None, None),
         ),
         (
+            InvalidRequest("x", reason=Reason.MEDIA_LIMIT, which="audio_duration_s"),
+            *(400, "invalid_request_error", "audio_too_long", None, None),
+        ),
+        (
+            InvalidRequest("x", reason=Reason.MEDIA_LIMIT, which="video_duration_s"),
+            *(400, "invalid_request_error", "video_too_long", None, None),
+        ),
+        (
+            InvalidRequest("x", reason=Reason.MEDIA_LIMIT, which="frames"),
+            *(400, "invalid_request_error", "video_too_long", None, None),
+        ),
+        (
+            InvalidRequest("x", reason=Reason.MEDIA_ENCODING, which="data_url"),
+            *(400, "invalid_request_error", "invalid_data_url", None, None),
+        ),
+        (
+            InvalidRequest("x", reason=Reason.MEDIA_ENCODING),
+            *(400, "invalid_request_error", "invalid_base64", None, None),
+        ),
+        (
             InvalidRequest("x", reason=Reason.URL_BLOCKED),
             *(400, "invalid_request_error", "url_not_allowed", None, None),
         ),

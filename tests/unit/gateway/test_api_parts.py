@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from gateway.api.parts import parse_messages
+from gateway.bounds import MAX_PARTS
 from gateway.conversation import Message, Role, TextPart
 from gateway.items import MediaOptions, MediaPart, MediaUrl, Modality
 from mimo.errors import InvalidRequest, Reason
@@ -133,6 +134,23 @@ def test_text_has_limits() -> None:
     assert refusal(three) == (Reason.REQUEST_TOO_LARGE, "messages")
 
 
+def test_all_messages_together_have_a_bounded_number_of_parts() -> None:
+    half = {"role": "user", "content": [""] * (MAX_PARTS // 2)}
+    assert parse(half, half, {"role": "user", "content": "x"})
+    one = {"role": "user", "content": [""]}
+    assert refusal(half, half, one) == (Reason.TOO_MANY_MEDIA, "messages")
+
+
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
+def test_reasoning_is_text_with_the_same_limits(name: str) -> None:
+    half = "x" * ((4 << 20) - 1)
+    thought = {"role": "assistant", name: half}
+    assert parse(thought, thought)
+    assert refusal(thought, thought, thought) == (Reason.REQUEST_TOO_LARGE, "messages")
+    long = {"role": "assistant", name: half + "xx"}
+    assert refusal(long) == (Reason.REQUEST_TOO_LARGE, f"messages[0].{name}")
+
+
 # ── media ──
 
 
@@ -178,10 +196,11 @@ def test_urls_of_other_schemes_are_passed_on_as_they_are(prefix: str) -> None:
     assert medium({"type": "image_url", "image_url": prefix}).source == MediaUrl(prefix)
 
 
-def test_raw_samples_get_a_header() -> None:
+@pytest.mark.parametrize("kind", ["input_audio", "audio"])
+def test_raw_samples_get_a_header(kind: str) -> None:
     data = base64.b64encode(b"\1\0\2\0").decode()
     audio = {"data": data, "format": "pcm16", "sample_rate": 16000}
-    source = medium({"type": "input_audio", "input_audio": audio}).source
+    source = medium({"type": kind, kind: audio}).source
     assert isinstance(source, bytes)
     assert source.startswith(b"RIFF") and source.endswith(b"\1\0\2\0")
     assert int.from_bytes(source[24:28], "little") == 16000

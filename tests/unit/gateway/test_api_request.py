@@ -107,6 +107,7 @@ def test_every_field_arrives() -> None:
         ("presence_penalty", 2.5, "presence_penalty"),
         ("frequency_penalty", -2.5, "frequency_penalty"),
         ("repetition_penalty", 0, "repetition_penalty"),
+        ("repetition_penalty", 1e-46, "repetition_penalty"),  # 0 on the wire
         ("repetition_penalty", 11, "repetition_penalty"),
         ("n", 0, "n"),
         ("n", 9, "n"),

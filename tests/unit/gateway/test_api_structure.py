@@ -128,4 +128,9 @@ def test_reasoning_comes_before_the_answer() -> None:
     schema = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "null"}', "guided_json")
     wrapped = behind_reasoning(schema, Phase.REASONING)
     assert wrapped is not None
-    assert wrapped.source == 'start: /(.|\\n)*/ </think> answer\nanswer: %json {"type": "null"}\n'
+    beginning, _, source = wrapped.source.partition("%json ")
+    assert beginning == "start: /(.|\\n)*/ </think> answer\nanswer: "
+    assert json.loads(source) == {
+        "type": "null",
+        "x-guidance": {"coerce_one_of": True, "whitespace_pattern": r"[ \n]{0,16}"},
+    }

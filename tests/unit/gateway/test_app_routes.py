@@ -1,15 +1,19 @@
 """Around every REST call: routes, methods, ids, hosts, origins, draining, the playground."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
+import httpx
 import pytest
 
 from gateway.api import models as media_api
 from gateway.api.guard import Guard
-from mimo.errors import Cancelled
+from gateway.api.listener import listening
+from gateway.held import HeldBytes
+from mimo.errors import Cancelled, Overloaded
 from mimo.rpc.interceptors import DrainGate
 from tests.support.faces import PROMPT, SCRIPT, STARTED, RestFace
 from tests.support.media import gradient, image_file
@@ -208,19 +212,21 @@ async def test_local_hosts_and_origins_may_come_in(headers: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize(
-    "headers",
+    "headers, option",
     [
-        {"host": "evil.example"},
-        {"host": "localhost.evil.example"},
-        {"host": ""},
-        {"host": "localhost", "origin": "https://evil.example"},
-        {"host": "localhost", "origin": "null"},
+        ({"host": "evil.example"}, "--hosts"),
+        ({"host": "localhost.evil.example"}, "--hosts"),
+        ({"host": ""}, "--hosts"),
+        ({"host": "localhost", "origin": "https://evil.example"}, "--cors-origins"),
+        ({"host": "localhost", "origin": "null"}, "--cors-origins"),
     ],
 )
-async def test_foreign_hosts_and_origins_may_not(headers: dict[str, str]) -> None:
+async def test_foreign_hosts_and_origins_may_not(headers: dict[str, str], option: str) -> None:
+    """The operator who meets this is told which option it is about."""
     status, body, _ = await get(RestFace(), "/v1/models", **headers)
     assert status == 403
     assert body["error"]["type"] == "permission_error"
+    assert option in body["error"]["message"]
 
 
 async def test_more_hosts_can_be_named() -> None:
@@ -237,7 +243,7 @@ async def test_health_is_told_to_everybody() -> None:
 
 async def test_all_bodies_in_memory_together_are_bounded() -> None:
     face = RestFace([STARTED, asyncio.Event()])
-    face.app = Guard(face.app, DrainGate(), max_bodies_bytes=60)  # one request and a half
+    face.app = Guard(face.app, DrainGate(), memory=HeldBytes(60))  # one request and a half
     first = face.chat()
     await face.pipeline.entered.wait()
     second = face.chat()
@@ -247,6 +253,37 @@ async def test_all_bodies_in_memory_together_are_bounded() -> None:
     await first.finish()
     face.pipeline.script = SCRIPT
     assert await face.chat().start() == 200
+
+
+async def test_who_has_no_room_is_told_so_before_the_body_is_read() -> None:
+    face = RestFace()
+    face.pipeline.refusal = Overloaded("full", retry_after_s=7.0)
+    exchange = face.chat()
+    assert await exchange.start() == 503
+    assert exchange.headers["retry-after"] == "7"
+    assert (await exchange.json())["error"]["code"] == "overloaded"
+    assert (exchange.num_received, face.pipeline.requests) == (0, [])
+    labels = {"api": "rest", "method": "generate", "code": "RESOURCE_EXHAUSTED"}
+    assert face.metrics.value("mimo_gateway_requests_total", **labels) == 1
+    assert await face.open("POST", "/v1/tokenize", b"", JSON).start() == 400  # is not answered
+
+
+async def test_a_connection_outlives_a_refusal_whose_body_nobody_read() -> None:
+    face = RestFace()
+    body = {"messages": [{"role": "user", "content": "x" * (4 << 20)}]}
+    async with contextlib.AsyncExitStack() as stack:
+        address = await stack.enter_async_context(listening(face.app, "127.0.0.1:0", "--rest"))
+        one = httpx.Limits(max_connections=1)
+        client = httpx.AsyncClient(base_url=f"http://{address}", limits=one, timeout=60)
+        http = await stack.enter_async_context(client)
+        ports = set()
+        for refusal, status in ((Overloaded("full"), 503), (None, 200)):
+            face.pipeline.refusal = refusal
+            async with http.stream("POST", "/v1/chat/completions", json=body) as response:
+                ports.add(response.extensions["network_stream"].get_extra_info("client_addr"))
+                assert response.status_code == status
+                await response.aread()
+        assert len(ports) == 1
 
 
 async def test_draining_refuses_new_work_and_says_so_to_probes() -> None:
@@ -262,10 +299,12 @@ async def test_draining_refuses_new_work_and_says_so_to_probes() -> None:
 
 
 async def test_calls_count_as_in_flight_until_they_are_answered() -> None:
-    face = RestFace([Cancelled("x")])
+    more = asyncio.Event()
+    face = RestFace([more, Cancelled("x")])
     exchange = face.chat()
     await face.pipeline.entered.wait()
     assert face.gate.in_flight == 1
+    more.set()
     await exchange.finish()
     assert face.gate.in_flight == 0
 

@@ -164,7 +164,7 @@ def test_loud_but_finite_is_not_clipped() -> None:
 def test_length_is_counted_and_not_believed() -> None:
     limits = Limits(max_audio_s=0.2)
     assert probe(wav_file(tone(1.1)), limits).num_samples == 26400  # a second of grace
-    assert refused(wav_file(tone(1.3)), limits).metadata["which"] == "duration_s"
+    assert refused(wav_file(tone(1.3)), limits).metadata["which"] == "audio_duration_s"
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from gateway.assembly import fetch_policy
+from gateway.config import GatewayConfig
+from gateway.held import HeldBytes, Hold
 from gateway.items import Modality
+from gateway.media.address import is_public
 from gateway.media.fetch import Fetcher, FetchPolicy
-from mimo.errors import InvalidRequest, Reason
+from mimo.errors import ConfigError, InvalidRequest, Reason
 
 LOOPBACK = ipaddress.ip_network("127.0.0.0/8")
 Respond = Callable[[asyncio.StreamWriter, list[str]], Awaitable[None]]
@@ -90,13 +94,14 @@ async def fetch(
     resolver: Resolver | None = None,
     rules: FetchPolicy | None = None,
     clock: Callable[[], float] | None = None,
+    hold: Hold = lambda _: None,
 ) -> bytes:
     resolver = resolver or Resolver({host: ["127.0.0.1"]})
     options = {} if clock is None else {"clock": clock}
     fetcher = Fetcher(rules or policy(server), resolve=resolver, **options)
     try:
         url = f"http://{host}:{server.port}{path}"
-        return await fetcher.fetch(url, modality=Modality.IMAGE, max_bytes=max_bytes)
+        return await fetcher.fetch(url, modality=Modality.IMAGE, max_bytes=max_bytes, hold=hold)
     finally:
         fetcher.close()
 
@@ -118,6 +123,16 @@ async def test_a_public_looking_host_is_fetched_with_bare_headers() -> None:
         assert names == {"host", "user-agent", "accept", "accept-encoding", "connection"}
         assert f"Host: media.example.com:{server.port}" in headers
         assert resolver.asked == ["media.example.com"]  # once
+
+
+async def test_a_body_counts_as_it_comes_and_may_be_refused() -> None:
+    async with serving(answer()) as server:
+        held: list[int] = []
+        assert await fetch(server, hold=held.append) == b"picture"
+        assert sum(held) == len(b"picture")
+        with HeldBytes(2).holding() as hold, pytest.raises(InvalidRequest) as caught:
+            await fetch(server, hold=hold)
+        assert caught.value.reason is Reason.REQUEST_TOO_LARGE
 
 
 @pytest.mark.parametrize(
@@ -294,3 +309,20 @@ async def test_the_certificate_must_name_the_host(tmp_path: Path) -> None:
             with pytest.raises(InvalidRequest) as caught:
                 await get(host, tls)
             assert caught.value.reason == Reason.URL_FETCH_FAILED
+
+
+# ── what operators say ──
+
+
+def test_options_become_a_policy() -> None:
+    config = GatewayConfig(
+        media_domains="Example.org, *.b.example", media_denied_networks="9.0.0.0/8, 2600::/16"
+    )
+    rules = fetch_policy(config)
+    assert rules.domains == ("example.org", "*.b.example")
+    assert not is_public("9.9.9.9", denied=rules.denied)
+    assert not is_public("2600::1", denied=rules.denied)
+    assert is_public("8.8.8.8", denied=rules.denied)
+    assert fetch_policy(GatewayConfig()).domains is None
+    with pytest.raises(ConfigError, match="--media-denied-networks"):
+        fetch_policy(GatewayConfig(media_denied_networks="9.0.0.1/8"))

@@ -53,6 +53,17 @@ def test_malformed_payloads_are_refused(text: str) -> None:
     assert caught.value.reason == Reason.MEDIA_ENCODING
 
 
+@pytest.mark.parametrize(
+    "text, which",
+    [("data:image/png;base64", "data_url"), ("data:image/png,AAAA", "data_url")]
+    + [("data:;base64,!", None), ("!", None)],
+)
+def test_a_bad_url_and_bad_base64_are_told_apart(text: str, which: str | None) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        decode_base64(text)
+    assert caught.value.metadata.get("which") == which
+
+
 def test_an_empty_payload_is_no_bytes() -> None:
     assert decode_data_url("data:image/png;base64,") == b""
 

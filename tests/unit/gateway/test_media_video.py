@@ -242,7 +242,7 @@ def test_limits() -> None:
         "frame_pixels": Limits(max_frame_pixels=48 * 64 - 1),
         "frame_side": Limits(max_frame_side=63),
         "frames": Limits(max_video_frames=19),
-        "duration_s": Limits(max_video_s=1.9),
+        "video_duration_s": Limits(max_video_s=1.9),
         "streams": Limits(max_streams=0),
     }.items():
         error = refused(data, limits)

@@ -79,6 +79,14 @@ async def observe(events: Sequence[Event]) -> Metrics:
     return metrics
 
 
+async def test_tokens_that_come_together_share_their_gap() -> None:
+    metrics = await observe([STARTED, said("a", num_tokens=1), said("bcd", num_tokens=4), SUMMARY])
+    sample = metrics.registry.get_sample_value
+    assert metrics.value("mimo_gateway_tokens_per_event") == 2
+    assert sample("mimo_gateway_tokens_per_event_sum") == 5
+    assert sample("mimo_gateway_itl_seconds_sum") == 0.25
+
+
 async def test_gaps_are_measured_within_a_choice() -> None:
     events = [
         *(STARTED, said("a", 0), said("b", 1), said("c", 0), said("d", 1)),

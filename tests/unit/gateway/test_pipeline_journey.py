@@ -25,6 +25,7 @@ from gateway.generation import (
     SpeculationReport,
     TextKind,
 )
+from gateway.held import HeldBytes, Hold
 from gateway.items import MediaOptions, MediaPart, MediaUrl, Modality
 from gateway.media.workers import WorkerPool
 from gateway.model import Model
@@ -124,6 +125,20 @@ async def test_max_tokens_is_what_the_context_leaves(model: Model, workers: Work
     async with open_stack(model, workers, limits={"max_context_tokens": 30}) as stack:
         await stack.run(ask("Hi", sampling=SamplingParams(max_tokens=100)))
         assert stack.decoders[0].starts[0].sampling.max_tokens == 30 - 22
+
+
+async def test_min_tokens_moves_the_default_end_but_not_the_contexts(
+    model: Model, workers: WorkerPool
+) -> None:
+    assert model.defaults.max_tokens < 300
+    async with open_stack(model, workers, limits={"max_context_tokens": 400}) as stack:
+        await stack.run(ask("hi", sampling=SamplingParams(min_tokens=300)))
+        sent = stack.decoders[0].starts[-1].sampling
+        assert (sent.min_tokens, sent.max_tokens) == (300, 300)
+        with pytest.raises(InvalidRequest, match="has room for") as caught:
+            await stack.run(ask("hi", sampling=SamplingParams(min_tokens=400)))
+        assert caught.value.field == "min_tokens"
+        assert len(stack.decoders[0].starts) == 1
 
 
 async def test_choices_run_on_one_replica_with_one_seed(model: Model, workers: WorkerPool) -> None:
@@ -316,6 +331,34 @@ async def test_the_encoder_gets_the_pixels_at_source_size(stack: Stack) -> None:
     assert bytes(upload.data) == gradient(32, 64).tobytes()
 
 
+class HoldingFetcher:
+    """Has the picture at once, and says what it takes in memory."""
+
+    async def fetch(self, url: str, *, hold: Hold, **_: object) -> bytes:
+        hold(len(PICTURE))
+        return PICTURE
+
+
+async def test_what_is_fetched_counts_until_the_answer_is_over(
+    stack: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    media = stack.pipeline._media
+    assert media is not None
+    monkeypatch.setattr(media.planner, "_fetcher", HoldingFetcher())
+    monkeypatch.setattr(stack.pipeline, "_memory", HeldBytes(len(PICTURE) * 3 // 2))
+    request = ask(MediaPart(Modality.IMAGE, MediaUrl("https://example.org/a.png")))
+    async with aclosing(stack.pipeline.generate(request)) as events:
+        await anext(events)
+        with pytest.raises(Overloaded):
+            await stack.run(request)
+    assert await stack.run(request)
+    assert (await stack.pipeline.count(request)).prompt.image_tokens == 2
+    two = ask(*(MediaPart(Modality.IMAGE, MediaUrl("https://example.org/a.png")),) * 2)
+    with pytest.raises(InvalidRequest) as caught:
+        await stack.run(two)
+    assert caught.value.reason is Reason.REQUEST_TOO_LARGE
+
+
 async def test_equal_pixels_in_two_files_share_an_embedding(stack: Stack) -> None:
     await stack.run(ask(PICTURE))
     events = await stack.run(ask(image_file(gradient(32, 64), "BMP")))
@@ -421,6 +464,15 @@ async def test_nothing_is_planned_for_a_decoder_without_room(stack: Stack) -> No
         await stack.run(ask(PICTURE, timeout_s=10.0))
     assert caught.value.retry_after_s == 20.0
     assert stack.media_decoder.jobs == []
+
+
+async def test_a_place_that_is_too_late_gets_no_answer_and_no_decoder(stack: Stack) -> None:
+    with stack.pipeline.place(1.0) as place:
+        place.deadline -= 1.0
+        with pytest.raises(DeadlineExceeded):
+            async for _ in stack.pipeline.generate(ask("hi"), place):
+                pass
+    assert stack.decoders[0].starts == []
 
 
 async def test_a_conversation_stays_with_its_decoder(model: Model, workers: WorkerPool) -> None:

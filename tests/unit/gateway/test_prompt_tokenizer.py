@@ -1,6 +1,8 @@
 """The tokenizer: control tokens never come from text."""
 
 import json
+import threading
+import time
 import unicodedata
 
 import pytest
@@ -34,6 +36,23 @@ def test_bytes_of_ids_are_the_normalised_text(text: str) -> None:
 def test_lone_surrogates_become_replacement_characters() -> None:
     assert TOKENIZER.encode("a\ud800b") == TOKENIZER.encode("a\ufffdb")
     assert TOKENIZER.encode("\ud83d\ude00") == TOKENIZER.encode("😀")
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """Or else the event loop stands still, in whatever thread a prompt is encoded."""
+    encoder_s = 0.0
+
+    def encode() -> None:
+        nonlocal encoder_s
+        TOKENIZER.encode("ab " * 400_000)
+        encoder_s = time.thread_time()
+
+    began = time.thread_time()
+    thread = threading.Thread(target=encode)
+    thread.start()
+    while thread.is_alive():
+        pass
+    assert time.thread_time() - began > encoder_s / 10
 
 
 def test_literals_of_the_server_mean_control_tokens() -> None:

@@ -98,6 +98,31 @@ async def test_reports_arrive_and_silence_is_noticed() -> None:
         await until(lambda: not replica.rests)
 
 
+async def test_a_loop_that_comes_late_does_not_count_as_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replica = Replica("a:1", open_channel("127.0.0.1:1"), time.monotonic)
+    replica.heard(watch._load_from_proto(replica_pb2.WatchLoadResponse()))
+    ticks: list[int] = []
+    monkeypatch.setattr(replica, "tick", ticks.append)
+    monkeypatch.setattr(watch, "_follow", lambda _: asyncio.sleep(0))
+    pauses = iter([0.0, 0.5, 5.0, 1.0, 0.5])
+    looks, now = 0, 0.0
+
+    async def replicas() -> list[Replica]:
+        nonlocal now, looks
+        looks += 1
+        now += next(pauses, 0.0)
+        return [replica]
+
+    looking = asyncio.create_task(watch.LoadWatch(replicas, lambda: now).run())
+    await until(lambda: looks == 6)
+    looking.cancel()
+    await asyncio.gather(looking, return_exceptions=True)
+    await replica.channel.close()
+    assert len(ticks) == 4  # not those after 5 s and 1 s
+
+
 async def test_a_replica_with_nothing_to_tell_says_so() -> None:
     description: Any = None
     servicer = ReplicaServicer(description, Load, DrainGate())
@@ -142,14 +167,25 @@ async def test_an_encode_on_a_replica_that_falls_silent_is_broken_off() -> None:
         fall_silent(replica)
         with pytest.raises(Unavailable, match="silent"):
             await call
+        # Who is cancelled at the same moment does not take it for a reason to go on elsewhere.
+        leaf.entered.clear()
+        call = asyncio.create_task(encode_frames(replica, target, plan, stream, 30.0))
+        await leaf.entered.wait()
+        fall_silent(replica)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+
+class Frozen(llm_pb2_grpc.LanguageModelServicer):
+    """Says one token and no more."""
+
+    async def GenerateTokens(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        yield llm_pb2.GenerateTokensResponse(tokens=llm_pb2.GeneratedTokens(ids=[5]))
+        await asyncio.Event().wait()
 
 
 async def test_a_sequence_on_a_replica_that_falls_silent_is_broken_off() -> None:
-    class Frozen(llm_pb2_grpc.LanguageModelServicer):
-        async def GenerateTokens(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-            yield llm_pb2.GenerateTokensResponse(tokens=llm_pb2.GeneratedTokens(ids=[5]))
-            await asyncio.Event().wait()
-
     adds = llm_pb2_grpc.add_LanguageModelServicer_to_server
     async with serving(Frozen(), adds) as replica:
         events = generate_tokens(replica, token_request(), 30.0)
@@ -159,15 +195,24 @@ async def test_a_sequence_on_a_replica_that_falls_silent_is_broken_off() -> None
             await anext(events)
 
 
-async def test_a_decoder_without_progress_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stuck(llm_pb2_grpc.LanguageModelServicer):
-        async def GenerateTokens(self, requests: Any, context: Any) -> AsyncIterator[Any]:
-            yield llm_pb2.GenerateTokensResponse(tokens=llm_pb2.GeneratedTokens(ids=[5]))
-            await asyncio.Event().wait()
+async def test_a_deadline_that_passes_as_a_replica_falls_silent_is_a_deadline() -> None:
+    adds = llm_pb2_grpc.add_LanguageModelServicer_to_server
+    async with serving(Frozen(), adds) as replica:
+        events = generate_tokens(replica, token_request(), 30.0)
+        assert await anext(events)
+        reading = asyncio.create_task(anext(events))
+        await asyncio.sleep(0)
+        fall_silent(replica)
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await events.aclose()
 
+
+async def test_a_decoder_without_progress_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.backends.language_model.STALL_S", 0.05)
     adds = llm_pb2_grpc.add_LanguageModelServicer_to_server
-    async with serving(Stuck(), adds) as replica:
+    async with serving(Frozen(), adds) as replica:
         events = generate_tokens(replica, token_request(), 30.0)
         assert await anext(events)
         with pytest.raises(Unavailable, match="no progress"):

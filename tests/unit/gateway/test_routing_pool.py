@@ -1,5 +1,6 @@
 """Which replica gets the work: stable, bounded, and around those that fail."""
 
+import asyncio
 import json
 import os
 from collections import Counter
@@ -287,7 +288,9 @@ async def test_fixed_targets_are_checked() -> None:
             parse_targets(text, "--vision")
 
 
-async def test_a_target_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+async def test_a_target_file_is_read_again_when_it_changes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "vision.json"
     targets = parse_targets(f"file:{path}", "--vision")
     assert isinstance(targets, FileTargets)
@@ -305,14 +308,15 @@ async def test_a_target_file_is_read_again_when_it_changes(tmp_path: Path) -> No
     replace("[")
     assert await targets.addresses() == ("a:1", "b:1")
     path.unlink()
-    assert await targets.addresses() == ("a:1", "b:1")
+    caplog.clear()
+    for _ in range(3):  # as every request does
+        assert await targets.addresses() == ("a:1", "b:1")
+    assert len(caplog.records) == 1
 
 
 async def test_a_name_is_looked_up_again_and_a_failure_keeps_the_list(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    import asyncio
-
     answers: list[list[str] | OSError] = [["10.0.0.2", "10.0.0.1"], OSError("no"), ["fd00::1"]]
 
     async def getaddrinfo(host: str, port: int, **_: object) -> list[Any]:
@@ -327,9 +331,58 @@ async def test_a_name_is_looked_up_again_and_a_failure_keeps_the_list(
     assert await targets.addresses() == ("10.0.0.1:50051", "10.0.0.2:50051")
     assert await targets.addresses() == ("10.0.0.1:50051", "10.0.0.2:50051")
     clock.now += DNS_INTERVAL_S
-    assert await targets.addresses() == ("10.0.0.1:50051", "10.0.0.2:50051")
+    assert await looked_up(targets) == ("10.0.0.1:50051", "10.0.0.2:50051")
     clock.now += DNS_INTERVAL_S
-    assert await targets.addresses() == ("[fd00::1]:50051",)
+    assert await looked_up(targets) == ("[fd00::1]:50051",)
+
+
+async def looked_up(targets: DnsTargets) -> tuple[str, ...]:
+    """The list after the lookup that asking for it begins."""
+    await targets.addresses()
+    assert targets._lookup is not None
+    await targets._lookup
+    return await targets.addresses()
+
+
+async def test_a_name_server_that_hangs_holds_nobody_up_who_has_a_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = 0
+
+    async def getaddrinfo(host: str, port: int, **_: object) -> list[Any]:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            await asyncio.Event().wait()
+        return [(0, 0, 0, "", ("10.0.0.1", port))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    clock = Clock()
+    targets = DnsTargets("vision", 50051, clock=clock)
+    assert await targets.addresses() == ("10.0.0.1:50051",)
+    for _ in range(3):
+        clock.now += DNS_INTERVAL_S
+        async with asyncio.timeout(5):
+            assert await targets.addresses() == ("10.0.0.1:50051",)
+        await asyncio.sleep(0)
+    assert asked == 2
+
+
+async def test_those_who_come_during_the_first_lookup_wait_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answered = asyncio.Event()
+
+    async def getaddrinfo(host: str, port: int, **_: object) -> list[Any]:
+        await answered.wait()
+        return [(0, 0, 0, "", ("10.0.0.1", port))]
+
+    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+    targets = DnsTargets("vision", 50051)
+    asking = [asyncio.create_task(targets.addresses()) for _ in range(2)]
+    await asyncio.sleep(0)
+    answered.set()
+    assert await asyncio.gather(*asking) == [("10.0.0.1:50051",)] * 2
 
 
 async def test_dns_targets_are_recognised() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from gateway.bounds import MAX_PARTS
 from gateway.conversation import Ending, Message, Role, TextPart
 from gateway.generation import (
     CachePolicy,
@@ -144,6 +145,7 @@ def test_every_field_arrives() -> None:
         (sampling(logit_bias={7: math.nan}), "sampling.logit_bias"),
         (sampling(logit_bias=dict.fromkeys(range(1025), 1.0)), "sampling.logit_bias"),
         (sampling(bad_words=["x"] * 65), "sampling.bad_words"),
+        (sampling(bad_words=["x", "y" * 257]), "sampling.bad_words[1]"),
         ({"n": 9}, "n"),
         ({"stop": ["x"] * 17}, "stop"),
         ({"stop": ["x", "y" * 257]}, "stop[1]"),
@@ -169,6 +171,14 @@ def test_every_field_arrives() -> None:
 )
 def test_a_value_out_of_bounds_is_named(fields: dict[str, Any], path: str) -> None:
     assert refusal(**fields) == (Reason.INVALID_VALUE, path)
+
+
+def test_all_messages_together_have_a_bounded_number_of_parts() -> None:
+    half = gateway_pb2.Message(
+        role=gateway_pb2.ROLE_USER, parts=[gateway_pb2.ContentPart(text="")] * (MAX_PARTS // 2)
+    )
+    assert parse(messages=[half, half])
+    assert refusal(messages=[half, half, HI]) == (Reason.TOO_MANY_MEDIA, "messages")
 
 
 @pytest.mark.parametrize(
