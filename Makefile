@@ -6,19 +6,19 @@ TORCH_SPEC ?= torch==2.13.0
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
-MODEL := models/mimo-tiny
+PROMPTS := $(or $(MIMO_TRAIN_DIR),$(HOME)/.cache/mimo-train)/prompts
 SOURCES := mimo gateway services models tests
 
 export OMP_WAIT_POLICY ?= passive
 # One thread a test worker: small matrices are fastest so, and two workers share two cores.
 TEST_ENV := OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
 
-.PHONY: help setup demo up test lint check soak train-tiny protos oracles clean
+.PHONY: help setup demo up test lint check soak train-tiny eval protos oracles clean
 
 help: ## Show this help
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) $(MODEL)/config.json ## Create .venv, install everything, generate the bundled model
+setup: $(STAMP) ## Create .venv, install everything
 
 $(STAMP): pyproject.toml
 	@echo "setup: creating $(VENV) and installing (about a minute; 1.5 GB)"
@@ -28,10 +28,6 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH_SPEC)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $(STAMP)
-
-$(MODEL)/config.json: models/generate.py | $(STAMP)
-	@$(BIN)/python -m models.generate --out $(MODEL)
-	@touch $@
 
 demo: setup ## Start everything, ask about a picture, a sound and a video, stop (under 5 minutes)
 	@$(BIN)/mimo demo
@@ -63,13 +59,21 @@ $(VENV)/.oracles: pyproject.toml | $(STAMP)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,oracles,train]'
 	@touch $@
 
-train-tiny: setup ## Train the bundled model; resumes (about 3.5 hours on two idle cores)
+train-tiny: setup ## Train the bundled model; resumes (about three hours on two cores)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train]'
 	@$(BIN)/python -m models.training all
+
+eval: setup $(PROMPTS)/prompts.jsonl ## Ask the bundled model 200 questions of every skill (budget: 12 minutes)
+	@$(BIN)/mimo eval --prompts $(PROMPTS)
+
+$(PROMPTS)/prompts.jsonl: | $(STAMP)
+	@echo "eval: making held-out questions (about a minute)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[train]'
+	@$(BIN)/python -m models.training prompts
 
 protos: $(STAMP) ## Regenerate mimo/v1 from protos/
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m grpc_tools.protoc -I protos --python_out=. \
 		--grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. protos/mimo/v1/*.proto
 
-clean: ## Remove the environment, the bundled model and caches
-	rm -rf $(VENV) $(MODEL) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache *.egg-info
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache *.egg-info

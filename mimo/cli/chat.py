@@ -32,6 +32,8 @@ def chat(
     """Ask about pictures, sounds and videos. Needs a running system (see `mimo up`)."""
     if rest and grpc:
         raise ConfigError("--rest and --grpc exclude each other")
+    if as_json and question is None:
+        raise ConfigError("--json needs a question")
     attachments = [
         Attachment.read(kind, path)
         for kind, paths in (("image", image), ("audio", audio), ("video", video))

@@ -63,6 +63,7 @@ class Child:
 
     async def start(self) -> None:
         self.tail.clear()
+        self.started = time.monotonic()
         self.process = await asyncio.create_subprocess_exec(
             *self.spec.argv,
             stdin=asyncio.subprocess.DEVNULL,
@@ -72,7 +73,6 @@ class Child:
             start_new_session=True,  # Ctrl-C reaches the supervisor alone, which then drains
             preexec_fn=_die_with_parent(),
         )
-        self.started = time.monotonic()
         self._pump = asyncio.create_task(self._read_output(self.process))
 
     async def wait(self) -> int:
@@ -104,7 +104,13 @@ class Child:
     async def _read_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
         with self.log_file.open("a", encoding="utf-8") as log:
-            async for line in process.stdout:
+            while True:
+                try:
+                    line = await process.stdout.readline()
+                except ValueError:  # longer than the reader holds, which drops what it has of it
+                    continue
+                if not line:
+                    return
                 text = line.decode("utf-8", "replace").rstrip()
                 self.tail.append(text)
                 log.write(text + "\n")

@@ -11,12 +11,35 @@ from typing import Any, Protocol
 import grpc
 import httpx
 
-from mimo.errors import Internal, InvalidRequest, Unavailable
+from mimo.errors import (
+    DeadlineExceeded,
+    Internal,
+    InvalidRequest,
+    MimoError,
+    NotFound,
+    Overloaded,
+    Unavailable,
+)
 from mimo.rpc.channel import open_channel
 from mimo.rpc.status import from_rpc_error
-from mimo.v1 import gateway_pb2, gateway_pb2_grpc
+from mimo.v1 import encoding_pb2, gateway_pb2, gateway_pb2_grpc
 
 START_HINT = "start one with `mimo up` (or `make up`)"
+TIMEOUT_S = 300.0
+
+# Media of a gRPC call up to this size travel inside the message, which may have 8 MiB.
+MAX_INLINE_BYTES = 4 << 20
+
+_REST_ERRORS: Mapping[str, type[MimoError]] = {
+    "overloaded": Overloaded,
+    "rate_limit_exceeded": Overloaded,
+    "insufficient_quota": Overloaded,
+    "concurrency_limit": Overloaded,
+    "service_unavailable": Unavailable,
+    "upstream_unavailable": Unavailable,
+    "timeout": DeadlineExceeded,
+    "model_not_found": NotFound,
+}
 
 
 @dataclass(frozen=True)
@@ -52,10 +75,12 @@ class Turn:
 
 @dataclass(frozen=True)
 class Piece:
-    """New text of the answer."""
+    """New text of the answer. ``num_tokens`` of it arrived since the last piece, when the call asks
+    for them with ``return_token_ids``."""
 
     text: str
     reasoning: bool = False
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -68,7 +93,11 @@ class Answer:
 
 
 class ChatClient(Protocol):
-    """Streams the answer to a conversation: pieces, then one Answer. Raises MimoError."""
+    """Streams the answer to a conversation: pieces, then one Answer. Raises MimoError.
+
+    ``options`` are what both faces know by the same name, such as ``max_tokens``, ``ignore_eos``,
+    ``return_token_ids``, ``cache_salt`` or ``speculation``.
+    """
 
     def ask(self, turns: Sequence[Turn], **options: Any) -> AsyncIterator[Piece | Answer]: ...
 
@@ -76,11 +105,16 @@ class ChatClient(Protocol):
 
 
 class RestClient:
-    """The OpenAI-compatible face. ``options`` are fields of the request body."""
+    """The OpenAI-compatible face. Each call has ``timeout_s``, of which the system knows."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, timeout_s: float = TIMEOUT_S) -> None:
+        url = url if "://" in url else f"http://{url}"
         self._url = url.rstrip("/").removesuffix("/v1")
-        self._http = httpx.AsyncClient(timeout=httpx.Timeout(300, connect=5))
+        self._http = httpx.AsyncClient(
+            timeout=httpx.Timeout(timeout_s, connect=5),
+            limits=httpx.Limits(max_connections=None),
+            headers={"x-request-timeout-ms": str(round(timeout_s * 1000))},
+        )
 
     async def ask(self, turns: Sequence[Turn], **options: Any) -> AsyncIterator[Piece | Answer]:
         body = {
@@ -98,16 +132,15 @@ class RestClient:
                     raise _rest_error(await response.aread(), response.status_code)
                 async for chunk in _events(response):
                     if "error" in chunk:
-                        raise Internal(str(chunk["error"].get("message")))
+                        raise _rest_error(json.dumps(chunk), 500)
                     for choice in chunk["choices"]:
                         finish_reason = choice["finish_reason"] or finish_reason
-                        delta = choice["delta"]
-                        if text := delta.get("reasoning_content"):
-                            yield Piece(text, reasoning=True)
-                        if text := delta.get("content"):
-                            yield Piece(text)
+                        if piece := _rest_piece(choice):
+                            yield piece
                     if not chunk["choices"]:
                         yield Answer(finish_reason, chunk["usage"], chunk.get("mimo", {}))
+        except httpx.TimeoutException:
+            raise DeadlineExceeded(f"{self._url} did not answer in time") from None
         except httpx.ConnectError:
             raise Unavailable(f"nothing answers at {self._url}: {START_HINT}") from None
         except httpx.TransportError as error:
@@ -118,26 +151,33 @@ class RestClient:
 
 
 class GrpcClient:
-    """The gRPC face. Supports ``max_tokens`` and ``temperature`` of the options."""
+    """mimo.v1.Gateway. Each call has a deadline in ``timeout_s``."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, timeout_s: float = TIMEOUT_S) -> None:
         self._address = address
+        self._timeout_s = timeout_s
         self._channel = open_channel(address)
         self._stub = gateway_pb2_grpc.GatewayStub(self._channel)
 
     async def ask(self, turns: Sequence[Turn], **options: Any) -> AsyncIterator[Piece | Answer]:
+        known = gateway_pb2.SamplingParams.DESCRIPTOR.fields_by_name
+        sampling = {name: options.pop(name) for name in [*options] if name in known}
+        attached = sum(len(media.data) for turn in turns for media in turn.attachments)
+        upload_salt = options.get("cache_salt", "") if attached > MAX_INLINE_BYTES else None
         request = gateway_pb2.GenerateRequest(
-            messages=[await self._message(turn) for turn in turns],
-            sampling=gateway_pb2.SamplingParams(**options),
+            messages=[await self._message(turn, upload_salt) for turn in turns],
+            sampling=gateway_pb2.SamplingParams(**sampling),
+            **options,
         )
         finish_reason = ""
         try:
-            async for response in self._stub.Generate(request, timeout=300):
+            async for response in self._stub.Generate(request, timeout=self._timeout_s):
                 match response.WhichOneof("event"):
-                    case "delta" if response.delta.WhichOneof("text") == "reasoning":
-                        yield Piece(response.delta.reasoning, reasoning=True)
                     case "delta":
-                        yield Piece(response.delta.content)
+                        delta = response.delta
+                        is_reasoning = delta.WhichOneof("text") == "reasoning"
+                        text = delta.reasoning if is_reasoning else delta.content
+                        yield Piece(text, is_reasoning, len(delta.token_ids))
                     case "choice_finished":
                         reason = response.choice_finished.reason
                         name = gateway_pb2.ChoiceFinishReason.Name(reason)
@@ -152,24 +192,31 @@ class GrpcClient:
     async def close(self) -> None:
         await self._channel.close()
 
-    async def _message(self, turn: Turn) -> gateway_pb2.Message:
+    async def _message(self, turn: Turn, upload_salt: str | None) -> gateway_pb2.Message:
+        """Media are uploaded, with the salt of the call, unless that is None."""
         role = gateway_pb2.ROLE_USER if turn.role == "user" else gateway_pb2.ROLE_ASSISTANT
         parts = []
         for attachment in turn.attachments:
-            media = gateway_pb2.MediaInput(media_ref=await self._upload(attachment.data))
+            if upload_salt is None:
+                media = gateway_pb2.MediaInput(inline=attachment.data)
+            else:
+                reference = await self._upload(attachment.data, upload_salt)
+                media = gateway_pb2.MediaInput(media_ref=reference)
             part = gateway_pb2.ContentPart()
             getattr(part, attachment.kind).CopyFrom(media)
             parts.append(part)
         parts.append(gateway_pb2.ContentPart(text=turn.text))
         return gateway_pb2.Message(role=role, parts=parts)
 
-    async def _upload(self, data: bytes) -> str:
+    async def _upload(self, data: bytes, salt: str) -> str:
         async def chunks() -> AsyncIterator[gateway_pb2.UploadMediaRequest]:
             for offset in range(0, len(data), 1 << 20):
-                yield gateway_pb2.UploadMediaRequest(data=data[offset : offset + (1 << 20)])
+                chunk = data[offset : offset + (1 << 20)]
+                yield gateway_pb2.UploadMediaRequest(data=chunk, cache_salt=salt)
 
         try:
-            return (await self._stub.UploadMedia(chunks())).media_ref
+            uploaded = await self._stub.UploadMedia(chunks(), timeout=self._timeout_s)
+            return uploaded.media_ref
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
 
@@ -200,27 +247,58 @@ async def _events(response: httpx.Response) -> AsyncIterator[dict[str, Any]]:
             yield json.loads(payload)
 
 
-def _rest_error(body: bytes, status: int) -> InvalidRequest | Unavailable | Internal:
+def _rest_piece(choice: Mapping[str, Any]) -> Piece | None:
+    """What a chunk adds to the answer, if it adds anything."""
+    delta, num_tokens = choice["delta"], len(choice.get("token_ids") or ())
+    if text := delta.get("reasoning_content"):
+        return Piece(text, True, num_tokens)
+    text = delta.get("content") or ""
+    return Piece(text, False, num_tokens) if text or num_tokens else None
+
+
+def _rest_error(body: bytes | str, status: int) -> MimoError:
     try:
         error = json.loads(body)["error"]
-        message, param = str(error["message"]), error.get("param")
+        message, param, code = str(error["message"]), error.get("param"), str(error.get("code"))
     except (ValueError, KeyError, TypeError):
-        message, param = f"HTTP {status}", None
-    kind = InvalidRequest if status < 500 else Unavailable if status == 503 else Internal
+        message, param, code = f"HTTP {status}", None, ""
+    kind = _REST_ERRORS.get(code, InvalidRequest if status < 500 else Internal)
     return kind(message, field=param)
 
 
 def _grpc_answer(finish_reason: str, summary: gateway_pb2.GenerateSummary) -> Answer:
-    from google.protobuf.json_format import MessageToDict
-
-    report = MessageToDict(
-        summary, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    prompt = report.pop("prompt", {})
+    """In the terms of REST: the same names, modalities and outcomes."""
+    prompt, speculation = summary.prompt, summary.speculation
+    kinds = ("text", "image", "video", "audio", "cached")
     usage = {
-        "prompt_tokens": prompt.get("prompt_tokens", 0),
+        "prompt_tokens": prompt.prompt_tokens,
         "completion_tokens": summary.completion_tokens,
-        "prompt_tokens_details": prompt,
+        "prompt_tokens_details": {
+            f"{kind}_tokens": getattr(prompt, f"{kind}_tokens") for kind in kinds
+        },
     }
-    timings = {name.removesuffix("_ms"): ms for name, ms in report.pop("timings", {}).items()}
-    return Answer(finish_reason, usage, {**report, "timings_ms": timings})
+    timings = {
+        field.name.removesuffix("_ms"): getattr(summary.timings, field.name)
+        for field in summary.timings.DESCRIPTOR.fields
+    }
+    items = [
+        {
+            "index": item.index,
+            "modality": encoding_pb2.Modality.Name(item.modality).rpartition("_")[2].lower(),
+            "tokens": item.tokens,
+            "cache": encoding_pb2.CacheOutcome.Name(item.cache).rpartition("_")[2].lower(),
+            "encode_ms": item.encode_ms,
+            "bytes": item.bytes,
+        }
+        for item in summary.items
+    ]
+    report = {
+        "timings_ms": timings,
+        "items": items,
+        "speculation": {
+            "drafted": list(speculation.drafted),
+            "accepted": list(speculation.accepted),
+        },
+        "model_fingerprint": summary.model_fingerprint,
+    }
+    return Answer(finish_reason, usage, report)

@@ -2,7 +2,7 @@
 
 import typer
 
-from mimo.cli import chat, demo, store, up
+from mimo.cli import bench, chat, demo, eval, store, up
 
 app = typer.Typer(
     name="mimo",
@@ -14,6 +14,8 @@ app = typer.Typer(
 app.command("up")(up.up)
 app.command("chat")(chat.chat)
 app.command("demo")(demo.demo)
+app.command("bench", epilog=bench.EXAMPLES)(bench.bench)
+app.command("eval")(eval.evaluate)
 app.add_typer(store.app, name="store")
 
 

@@ -12,8 +12,9 @@ import shutil
 import tempfile
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import grpc
@@ -21,7 +22,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mimo.cli.child import Child, ChildSpec, python_module
 from mimo.cli.local_store import server_binary, server_command, wait_until_answering
-from mimo.cli.ports import HOST, free_ports
+from mimo.cli.ports import HOST, can_listen, free_ports
 from mimo.errors import ConfigError, StartupError
 
 LEAVES = ("vision", "audio", "llm")
@@ -44,6 +45,7 @@ class StackConfig:
     ready_file: Path | None = None
     attention: str = ""
     dtype: str = ""
+    threads: int = 0  # of each model service; 0 is its own choice
 
 
 class Stack:
@@ -65,6 +67,7 @@ class Stack:
 
         Raises StartupError with the failing process's own words.
         """
+        _check(config)
         directory = Path(tempfile.mkdtemp(prefix="mimo-"))
         stack = cls(config, directory, report)
         try:
@@ -132,12 +135,14 @@ class Stack:
         """Commands and addresses of every process."""
         config = self._config
         specs: list[ChildSpec] = []
+        free = free_ports({config.rest_port, config.grpc_port})
         common = ["--model", str(config.model), "--store", self.store_url, "--log-format", "text"]
         tuning = [*(["--dtype", config.dtype] if config.dtype else [])]
         tuning += ["--attention", config.attention] if config.attention else []
+        tuning += ["--threads", str(config.threads)] if config.threads else []
         for role in LEAVES:
             for index in range(config.replicas.get(role, 1)):
-                address, ops, metrics = (f"{HOST}:{port}" for port in free_ports(3))
+                address, ops, metrics = (f"{HOST}:{port}" for port in islice(free, 3))
                 ports = ["--address", address, "--ops-address", ops, "--metrics-address", metrics]
                 argv = python_module(f"services.{role}", *common, *ports, *tuning)
                 specs.append(ChildSpec(role, index, argv, address, ops, metrics))
@@ -145,11 +150,11 @@ class Stack:
             word for role in LEAVES for word in (f"--{role}", f"file:{self._targets_file(role)}")
         ]
         for index in range(config.replicas.get("gateway", 1)):
-            specs.append(self._gateway_spec(index, [*common, *upstreams]))
+            specs.append(self._gateway_spec(index, free, [*common, *upstreams]))
         return specs
 
-    def _gateway_spec(self, index: int, flags: Sequence[str]) -> ChildSpec:
-        rest_port, grpc_port, ops_port, metrics_port = free_ports(4)
+    def _gateway_spec(self, index: int, free: Iterator[int], flags: Sequence[str]) -> ChildSpec:
+        rest_port, grpc_port, ops_port, metrics_port = islice(free, 4)
         if index == 0:
             rest_port = self._config.rest_port or rest_port
             grpc_port = self._config.grpc_port or grpc_port
@@ -202,8 +207,11 @@ class Stack:
             for line in child.tail:
                 self._report(f"  {line}")
             await asyncio.sleep(child.restart_delay())
-            await child.start()
-            self._write_ready_file()
+            try:
+                await child.start()
+                self._write_ready_file()
+            except OSError as error:  # what did not start is still ended: again
+                self._report(f"restart of {child.spec.name}: {error}")
 
     def _write_ready_file(self) -> None:
         if self._config.ready_file is None:
@@ -227,6 +235,16 @@ class Stack:
 
     def _first(self, role: str) -> ChildSpec:
         return next(child.spec for child in self._children if child.spec.role == role)
+
+
+def _check(config: StackConfig) -> None:
+    """What else would come out only once models are loaded. Raises ConfigError."""
+    for flag, port in (("--rest-port", config.rest_port), ("--grpc-port", config.grpc_port)):
+        if port and not can_listen(port):
+            raise ConfigError(f"{flag}: port {port} is in use; give another one, or 0 for any")
+    file = config.ready_file
+    if file is not None and not file.absolute().parent.is_dir():
+        raise ConfigError(f"--ready-file: {file} is in no directory")
 
 
 def parse_replicas(text: str) -> dict[str, int]:

@@ -9,6 +9,7 @@ import typer
 
 from mimo.checkpoint.directory import model_directory
 from mimo.cli.console import console, fail_with_one_line, say
+from mimo.cli.options import Attention, Dtype, Model, Threads
 from mimo.cli.stack import Stack, StackConfig, parse_replicas
 from mimo.cli.stopping import run_until_signal
 
@@ -20,36 +21,36 @@ READY_BLOCK = """
 
 Try:
   curl {rest}/v1/chat/completions -H 'content-type: application/json' \\
-    -d '{{"messages": [{{"role": "user", "content": "hello"}}]}}'
+    -d '{{"messages": [{{"role": "user", "content": "Hello!"}}]}}'
 
-  mimo chat --rest {rest} "hello"
-  mimo chat --rest {rest} --image picture.png "what do you see?"
-  mimo chat --rest {rest} --audio sound.wav "what do you hear?"
+  mimo chat --rest {rest} "Hello!"
+  mimo chat --rest {rest} --image mimo/cli/samples/picture.png "What is in the picture?"
+  mimo chat --rest {rest} --audio mimo/cli/samples/sound.wav "What does the voice say?"
 
 Ctrl-C stops everything."""
 
 
 @fail_with_one_line
 def up(
-    model: Annotated[
-        Path | None,
-        typer.Option(help="Model directory. Default: the bundled mimo-tiny.", envvar="MIMO_MODEL"),
-    ] = None,
+    model: Model = None,
     replicas: Annotated[
         str, typer.Option(help="Processes per role, such as gateway=1,vision=2,audio=1,llm=1.")
     ] = "",
     store: Annotated[
         str, typer.Option(help="Store URL (redis://, unix://). Default: start one.")
     ] = "",
-    rest_port: Annotated[int, typer.Option(help="REST port; 0 takes a free one.")] = 8080,
-    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0 takes a free one.")] = 50050,
+    rest_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="REST port; 0 takes a free one.")
+    ] = 8080,
+    grpc_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="gRPC port; 0 takes a free one.")
+    ] = 50050,
     ready_file: Annotated[
         Path | None, typer.Option(help="JSON file written once everything answers.")
     ] = None,
-    attention: Annotated[
-        str, typer.Option(help="Attention backend: NAME, or COMPONENT=NAME,….")
-    ] = "",
-    dtype: Annotated[str, typer.Option(help="Compute dtype: float32 or bfloat16.")] = "",
+    attention: Attention = "",
+    dtype: Dtype = "",
+    threads: Threads = 0,
 ) -> None:
     """Run gateway, encoders, decoder and store together until Ctrl-C."""
     config = StackConfig(
@@ -61,6 +62,7 @@ def up(
         ready_file=ready_file,
         attention=attention,
         dtype=dtype,
+        threads=threads,
     )
     with contextlib.suppress(typer.Exit):  # a signal is how this command ends
         run_until_signal(lambda: _serve(config))

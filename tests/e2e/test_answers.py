@@ -110,7 +110,8 @@ def test_streaming_equals_not_streaming(rest: Rest) -> None:
 
 
 def test_choices_depend_on_the_seed_and_on_nothing_else(rest: Rest, rpc: Grpc) -> None:
-    options = {"n": 2, "seed": 7, "temperature": 1.0, "max_tokens": 12}
+    sampling = {"seed": 7, "temperature": 2.0, "max_tokens": 24, "ignore_eos": True}
+    options = {"n": 2, **sampling}
     first, again = rest.ask("hello", **options), rest.ask("hello", **options)
     other = rest.ask("hello", **options | {"seed": 8})
     assert len(first.choices) == 2
@@ -118,7 +119,6 @@ def test_choices_depend_on_the_seed_and_on_nothing_else(rest: Rest, rpc: Grpc) -
     assert again.choices == first.choices
     assert other.choices != first.choices
     assert first.completion_tokens == sum(len(choice.token_ids) for choice in first.choices)
-    sampling = {"seed": 7, "temperature": 1.0, "max_tokens": 12}
     assert rpc.ask("hello", n=2, sampling=sampling).choices == first.choices
 
 

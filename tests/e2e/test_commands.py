@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from mimo.cli.demo import QUESTIONS
 from tests.support import samples
 from tests.support.live import PATIENCE_S, ROOT, Rest, Stack, image
 
@@ -79,6 +80,12 @@ def test_demo_shows_everything_and_stops() -> None:
         *("picture.png", "sound.wav", "clip.mp4"),
         "encode store prefill first total",  # nothing of the table is cut off
         "encoded 0 items",
+        *(f"expected: {question.answer}" for question in QUESTIONS),
     ):
         assert words in ended.stdout
+    lines = ended.stdout.splitlines()
+    right = sum(line.startswith("right, expected:") for line in lines)
+    verdict = next(line for line in lines if " answers are right" in line)
+    assert verdict.startswith(f"{right} of {len(QUESTIONS)} answers are right")
+    assert ("random" in verdict) == (right == 0)  # a model that knows nothing is called that
     assert ended.stdout.splitlines()[-1].startswith("done")

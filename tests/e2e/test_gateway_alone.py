@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def rest_url(environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A gateway run from that environment, without any model service."""
-    port, grpc_port = free_ports(2)
+    port, grpc_port = islice(free_ports(), 2)
     log = tmp_path_factory.mktemp("log") / "gateway.log"
     command = [
         str(environment / "bin" / "mimo-gateway"),
