@@ -36,6 +36,9 @@ async def test_three_hundred_that_leave_at_any_moment_leave_nothing(pair: Stack)
         for face in FACES:
             for question in QUESTIONS:
                 assert (await clients.ask(question, face, salt="warm")).error == ""
+        # As many at once as later, so that connections that stay open are open before.
+        crowd = (clients.ask(q, f, salt=f"crowd {f}") for q in QUESTIONS for f in FACES)
+        assert {answer.error for answer in await asyncio.gather(*crowd)} == {""}
         longest_s = 1.5 * max(
             [(await clients.ask(q, "grpc", salt=f"long {q.name}")).seconds for q in QUESTIONS]
         )

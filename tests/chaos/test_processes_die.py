@@ -8,15 +8,18 @@ import asyncio
 import random
 import time
 
+import numpy as np
 import pytest
 
+from mimo.cli.load.loops import closed_loop
 from tests.support import samples
 from tests.support.faults import PAUSE_S, ROLES, FaultInjector
 from tests.support.live import Stack, audio, image, video
-from tests.support.load import FACES, Answer, Clients, Question, closed_loop, percentile
+from tests.support.load import FACES, Answer, Clients, Question, numbers_until
 
 SEED = 20261129
 WORKERS = 4
+FIRST_WITH_FAULTS = 1_000_000  # numbers of questions: none twice, so that no cache knows them
 
 PICTURE, OTHER, SOUND = image(samples.png(5)), image(samples.png(6)), audio(samples.wav(0.8))
 CLIP = video(samples.mp4())
@@ -56,21 +59,23 @@ async def endure(stack: Stack, *, seconds: float, times_each_role: int) -> None:
         assert [answer.error for answer in calm] == [""] * len(QUESTIONS)
         expected = {answer.question.name: answer.said for answer in calm}
 
-        async def ask(number: int, chance: random.Random) -> Answer:
+        async def ask(number: int) -> Answer:
+            chance = random.Random(f"{SEED} {number}")
             # Half of the questions belong to nobody else, so that no cache spares the encoders.
             salt = f"{seconds} {number}" if chance.random() < 0.5 else ""
             return await clients.ask(chance.choice(QUESTIONS), chance.choice(FACES), salt=salt)
 
         calm_until = asyncio.Event()
         calm_load = asyncio.create_task(
-            closed_loop(ask, workers=WORKERS, seed=SEED, until=calm_until)
+            closed_loop(ask, numbers_until(calm_until), workers=WORKERS)
         )
         await asyncio.sleep(seconds / 6)
         calm_until.set()
         undisturbed = await calm_load
 
         until = asyncio.Event()
-        load = asyncio.create_task(closed_loop(ask, workers=WORKERS, seed=-SEED, until=until))
+        numbers = numbers_until(until, first=FIRST_WITH_FAULTS)
+        load = asyncio.create_task(closed_loop(ask, numbers, workers=WORKERS))
         try:
             began = time.monotonic()
             while not _is_enough(injector, time.monotonic() - began, seconds, times_each_role):
@@ -108,6 +113,6 @@ def _report(injector: FaultInjector, calm: list[Answer], answers: list[Answer]) 
     for name, some in (("calm", calm), ("with faults", answers)):
         times = [answer.seconds for answer in some]
         print(  # noqa: T201
-            f"{name}: {len(some)} answers, p50 {percentile(times, 0.5):.2f} s, "
-            f"p99 {percentile(times, 0.99):.2f} s, longest {max(times):.2f} s"
+            f"{name}: {len(some)} answers, p50 {np.percentile(times, 50):.2f} s, "
+            f"p99 {np.percentile(times, 99):.2f} s, longest {max(times):.2f} s"
         )

@@ -2,10 +2,10 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
-import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -165,28 +165,6 @@ class Clients:
             answer.error = "the stream ended without a summary"
 
 
-async def closed_loop(
-    ask: Callable[[int, random.Random], Awaitable[Answer]],
-    *,
-    workers: int,
-    seed: int,
-    until: asyncio.Event,
-) -> list[Answer]:
-    """So many askers, each with its next question as soon as it has its answer. ``ask`` receives a
-    running number and the asker's own random numbers."""
-    answers: list[Answer] = []
-    number = iter(range(1 << 30))
-
-    async def work(worker: int) -> None:
-        chance = random.Random(f"{seed} {worker}")
-        while not until.is_set():
-            answers.append(await ask(next(number), chance))
-
-    await asyncio.gather(*map(work, range(workers)))
-    return answers
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """Of at least one value."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def numbers_until(stop: asyncio.Event, first: int = 0) -> Iterator[int]:
+    """Running numbers for a closed loop that goes on until it is told to stop."""
+    return itertools.takewhile(lambda _: not stop.is_set(), itertools.count(first))
