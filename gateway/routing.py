@@ -55,7 +55,7 @@ class ReplicaPool:
 
     async def watch(self) -> None:
         """Follow the load of every replica, until cancelled."""
-        await LoadWatch(self.replicas, self._clock).run()
+        await LoadWatch(self.replicas, self._publish, self._clock).run()
 
     async def replicas(self) -> list[Replica]:
         """The replicas of the current target list."""

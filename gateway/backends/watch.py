@@ -27,9 +27,12 @@ class LoadWatch:
     def __init__(
         self,
         replicas: Callable[[], Awaitable[Collection[Replica]]],
+        changed: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``changed`` is called whenever the state of a replica may have."""
         self._replicas = replicas
+        self._changed = changed
         self._clock = clock
         self._followers: dict[Replica, asyncio.Task[None]] = {}
 
@@ -51,12 +54,13 @@ class LoadWatch:
             self._followers.pop(gone).cancel()
         for replica in replicas:
             if replica not in self._followers:
-                self._followers[replica] = asyncio.create_task(_follow(replica))
+                self._followers[replica] = asyncio.create_task(_follow(replica, self._changed))
             if counts:
                 replica.tick(SILENT_TICKS)
+        self._changed()
 
 
-async def _follow(replica: Replica) -> None:
+async def _follow(replica: Replica, changed: Callable[[], None]) -> None:
     """Read the reports of one replica, through its restarts."""
     stub = replica_pb2_grpc.ReplicaStub(replica.channel)
     while True:
@@ -68,11 +72,13 @@ async def _follow(replica: Replica) -> None:
                     replica.introduced()
                     is_first = False
                 replica.heard(_load_from_proto(report))
+                changed()
         except grpc.RpcError:
             pass
         finally:
             call.cancel()
             replica.unwatched()
+            changed()
         await asyncio.sleep(RETRY_S)
 
 

@@ -11,7 +11,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import grpc
 import redis
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.support.live import Stack, scrape
 
@@ -98,11 +100,23 @@ class FaultInjector:
                 with contextlib.closing(redis.Redis.from_url(entry["address"])) as client:
                     client.ping()
             (gateway,) = self._stack.processes("gateway")
+            # What the gateway shows may be a moment old: a successor that answers is not.
+            if not all(
+                _answers(entry["ops"]) for role in LEAVES for entry in self._stack.processes(role)
+            ):
+                return False
             ready = {
                 labels["component"]: value
                 for name, labels, value in scrape(gateway["metrics"])
                 if name == "mimo_gateway_upstream_endpoints" and labels["state"] == "ready"
             }
-        except (redis.exceptions.RedisError, urllib.error.URLError, OSError):
+        except (redis.exceptions.RedisError, urllib.error.URLError, OSError, grpc.RpcError):
             return False
         return all(ready[role] == len(self._stack.processes(role)) for role in LEAVES)
+
+
+def _answers(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        request = health_pb2.HealthCheckRequest(service="readiness")
+        status = health_pb2_grpc.HealthStub(channel).Check(request, timeout=5).status
+    return bool(status == health_pb2.HealthCheckResponse.SERVING)

@@ -14,11 +14,14 @@ from gateway.backends.encoders import EncodeTarget, MediaStream, encode_frames
 from gateway.backends.language_model import generate_tokens
 from gateway.backends.replica import Replica
 from gateway.items import ImagePlan
+from gateway.routing import ReplicaPool
+from gateway.targets import FixedTargets
 from mimo.errors import MimoError, Unavailable
+from mimo.metrics import Metrics
 from mimo.rpc import replica as replica_service
 from mimo.rpc.channel import open_channel
 from mimo.rpc.interceptors import DrainGate
-from mimo.rpc.replica import Load, ReplicaServicer
+from mimo.rpc.replica import Description, Load, ReplicaServicer
 from mimo.store import EmbeddingKey
 from mimo.store.memory_store import MemoryStore
 from mimo.v1 import llm_pb2, llm_pb2_grpc, replica_pb2, replica_pb2_grpc, vision_pb2_grpc
@@ -105,7 +108,7 @@ async def test_a_loop_that_comes_late_does_not_count_as_silence(
     replica.heard(watch._load_from_proto(replica_pb2.WatchLoadResponse()))
     ticks: list[int] = []
     monkeypatch.setattr(replica, "tick", ticks.append)
-    monkeypatch.setattr(watch, "_follow", lambda _: asyncio.sleep(0))
+    monkeypatch.setattr(watch, "_follow", lambda *_: asyncio.sleep(0))
     pauses = iter([0.0, 0.5, 5.0, 1.0, 0.5])
     looks, now = 0, 0.0
 
@@ -115,7 +118,7 @@ async def test_a_loop_that_comes_late_does_not_count_as_silence(
         now += next(pauses, 0.0)
         return [replica]
 
-    looking = asyncio.create_task(watch.LoadWatch(replicas, lambda: now).run())
+    looking = asyncio.create_task(watch.LoadWatch(replicas, clock=lambda: now).run())
     await until(lambda: looks == 6)
     looking.cancel()
     await asyncio.gather(looking, return_exceptions=True)
@@ -149,6 +152,33 @@ async def test_a_process_that_comes_back_starts_with_a_clean_slate() -> None:
         assert replica.rests
         async with watching(replica):
             await until(lambda: not replica.rests)
+
+
+async def test_the_state_that_is_shown_changes_though_nobody_asks() -> None:
+    description = Description("vision", "", "m", "fp", "float32", "cpu", 8, "float32")
+    servicer = ReplicaServicer(description, Load, DrainGate())
+    server = grpc.aio.server()
+    replica_pb2_grpc.add_ReplicaServicer_to_server(servicer, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    pool = ReplicaPool("vision", FixedTargets((address,)), Metrics("gateway"))
+
+    def shown(state: str) -> float:
+        return pool._metrics.value(
+            "mimo_gateway_upstream_endpoints", component="vision", state=state
+        )
+
+    watching = asyncio.create_task(pool.watch())
+    await until(lambda: shown("connecting") == 1)
+    (replica,) = await pool.replicas()
+    await until(lambda: replica._report is not None)
+    await pool.facts(replica)
+    await until(lambda: shown("ready") == 1)
+    await server.stop(None)
+    await until(lambda: shown("ready") == 0)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await pool.close()
 
 
 async def test_an_encode_on_a_replica_that_falls_silent_is_broken_off() -> None:
