@@ -47,7 +47,8 @@ lint: setup ## Format, lint, types, layers, protos (budget: 3 minutes)
 	$(BIN)/buf format -d --exit-code
 
 check: setup oracles ## Oracles, clients, browser, longer tests (budget: 45 minutes)
-	@$(TEST_ENV) timeout 2700 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "check and not soak and not gpu"
+	@$(TEST_ENV) timeout 2100 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "check and not alone and not soak and not gpu"
+	@$(TEST_ENV) timeout 600 $(BIN)/python -m pytest -q -s -m "alone and not soak and not gpu"
 
 soak: setup oracles ## Three minutes of faults, hours of load: what `make check` has no time for
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -s -m "soak and not gpu"

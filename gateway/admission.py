@@ -17,15 +17,17 @@ from gateway.vitals import LoopLag
 # Of the time that is left: predictions err, and what is let in and not finished is for nothing. A
 # shorter queue keeps decoders as busy.
 MARGIN = 0.5
-# So often a request waits for the event loop on its way. A long round of the loop is held against
-# newcomers when there is a crowd here; with few, it is the machine that is slow.
-LOOP_WAITS = 40
+# So many rounds of the event loop a request with a picture waits for on its way; one of text waits
+# for sixty. Long rounds are held against newcomers when there is a crowd here; with few, it is the
+# machine that is slow.
+LOOP_WAITS = 100
 CROWD = 32
 # What leaves at the deadline arrives after it. Ours is earlier by so much, or by this share of the
 # time if that is less.
 DELIVERY_S, DELIVERY_SHARE = 0.05, 0.01
-# A place is kept for so long while the rest of a request is on its way. Who is slower than that may
-# still come in, but nobody is turned away for the sake of heads without a body.
+# A place is kept for so long, and what everything here takes longer, while the rest of a request is
+# on its way. Who is slower may still come in, but nobody is turned away for the sake of heads
+# without a body.
 UNREAD_S = 1.0
 
 
@@ -79,7 +81,7 @@ class Admission:
         self._llm.check_room(MARGIN * timeout_s - here_s)
         delivery_s = min(DELIVERY_S, DELIVERY_SHARE * timeout_s)
         place = Place(self._llm, self._clock() + timeout_s - delivery_s)
-        place.hold(1.0, UNREAD_S)
+        place.hold(1.0, UNREAD_S + here_s)
         self._num_inside += 1
         try:
             yield place

@@ -28,7 +28,8 @@ MAX_GROWTH_MIB = 256.0
 _CALL = re.compile(r"gateway info: call .*code=(\w+) seconds=([\d.e-]+)")
 
 
-@pytest.mark.soak
+@pytest.mark.check
+@pytest.mark.alone
 @pytest.mark.timeout(500)
 def test_goodput_holds_under_three_times_the_load(pair: Stack) -> None:
     best = _best_closed_loop(pair)

@@ -103,6 +103,22 @@ async def test_a_head_without_a_body_does_not_keep_others_out(
         admission._llm.check_room(4.1)
 
 
+async def test_a_head_counts_for_longer_when_the_loop_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gateway.admission.UNREAD_S", 0.0)
+    monkeypatch.setattr("gateway.admission.CROWD", 0)
+    lag = LoopLag(METRICS)
+    lag._mean_s = 0.01
+    admission = Admission(await busy_pool(4.0), 300.0, lag)
+    with admission.place(20.0):
+        passed = asyncio.Event()
+        asyncio.get_running_loop().call_later(0.0, passed.set)
+        await passed.wait()
+        with pytest.raises(Overloaded):
+            admission._llm.check_room(4.05)
+
+
 async def test_who_was_let_in_stays_unless_it_is_hopeless() -> None:
     clock = Clock()
     pool = await busy_pool(4.0, clock=clock)
