@@ -74,9 +74,10 @@ class DecoderConfig:
 
         Raises CheckpointError naming the field that is missing, malformed or unsupported.
         """
-        fields = _Fields({**(config.get("text_config") or {}), **config})
+        whole = _Fields(config)
+        fields = _Fields({**whole.object("text_config"), **config})
         numerics = _Fields(
-            {**(config.get("numeric_profile") or {}), **(profile or {})}, "numeric_profile."
+            {**whole.object("numeric_profile"), **(profile or {})}, "numeric_profile."
         )
         _refuse_unsupported(fields)
 
@@ -90,7 +91,7 @@ class DecoderConfig:
         num_experts = fields.whole("n_routed_experts", 0, least=0)
         layers = _layers(fields, num_heads, num_kv_heads)
         window = _sliding_window(fields)
-        placeholders = {**(config.get("processor_config") or {}), **config}
+        placeholders = {**whole.object("processor_config"), **config}
 
         return cls(
             vocab_size=fields.whole("vocab_size"),
@@ -176,7 +177,7 @@ class DecoderConfig:
 
 
 def _refuse_unsupported(fields: "_Fields") -> None:
-    quantization = fields.get("quantization_config", None)
+    quantization = fields.object("quantization_config")
     if quantization:
         method = quantization.get("store_dtype") or quantization.get("quant_method")
         if method == "mxfp4":
@@ -189,13 +190,13 @@ def _refuse_unsupported(fields: "_Fields") -> None:
             "use a BF16 checkpoint of the model"
         )
     for name in ("rope_scaling", "rope_parameters"):
-        scaling = fields.get(name, None)
-        if scaling and not (
+        scaling = fields.object(name)
+        if not (
             set(scaling) <= {"type", "rope_type"}
             and all(value == "default" for value in scaling.values())
         ):
             raise CheckpointError(
-                f"config.json: {name} {dict(scaling)} is not supported; only plain rotary "
+                f"config.json: {name} {scaling} is not supported; only plain rotary "
                 "embeddings of one position index are computed"
             )
     for name, supported in (
@@ -311,6 +312,13 @@ class _Fields:
         if value not in choices:
             raise self._malformed(name, " or ".join(choices), value)
         return value
+
+    def object(self, name: str) -> dict[str, Any]:
+        """An object of its own; empty when absent."""
+        value = self.get(name, {})
+        if not isinstance(value, dict):
+            raise self._malformed(name, "an object", value)
+        return dict(value)
 
     def per_layer(self, name: str, value: Any, num_layers: int) -> list[Any]:
         if not isinstance(value, list) or len(value) != num_layers:
