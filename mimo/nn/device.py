@@ -1,24 +1,10 @@
 """Where to compute and in which dtype, from what the operator asked for."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import torch
 
 from mimo.errors import ConfigError
-
-
-@cache
-def multiplies_bf16() -> bool:
-    """Whether this CPU has instructions for products of bfloat16 matrices.
-
-    Releases of torch that cannot tell count as a CPU without.
-    """
-    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("amx_bf16", False))
-
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

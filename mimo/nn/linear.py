@@ -1,31 +1,55 @@
-"""Linear maps of few rows."""
+"""Linear maps, and weights in the layout of the kernel that multiplies by them.
+
+oneDNN's bfloat16 kernels read a weight in blocks. A plain matrix is brought into that layout by
+every product anew, which for few rows costs more than the product; a packed one lies in it for
+good. The bits are the same.
+"""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mimo.nn.device import multiplies_bf16
-
-FEW_ROWS = 32
-
 
 class Linear(nn.Linear):
-    """``nn.Linear``; a few bfloat16 rows on a CPU are multiplied as columns.
+    """``nn.Linear`` whose weight can be packed."""
 
-    The matrix product behind ``nn.Linear`` packs the weight for its kernel before it reads it,
-    which for few rows costs as much as the product. On the left of a product a weight is read as it
-    is: beside a vector everywhere, beside a matrix where the CPU multiplies bfloat16 matrices.
-    """
+    def pack(self) -> None:
+        """From now on for inference alone: neither gradients nor a state dict."""
+        self.weight = nn.Parameter(packed(self.weight), requires_grad=False)
 
     def forward(self, input: Tensor) -> Tensor:
         """input: [..., in_features] -> [..., out_features]."""
-        if input.dtype == torch.bfloat16 and self._are_few_rows(input):
-            if len(input) == 1:
-                return torch.mv(self.weight, input[0]).unsqueeze(0)
-            if multiplies_bf16():
-                return torch.mm(self.weight, input.t()).t().contiguous()
-        return F.linear(input, self.weight, self.bias)
+        return product(input, self.weight, self.bias)
 
-    def _are_few_rows(self, x: Tensor) -> bool:
-        is_few = x.dim() == 2 and 1 <= x.shape[0] <= FEW_ROWS
-        return is_few and x.device.type == "cpu" and self.bias is None
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x: [..., in], weight: [out, in], packed or not, bias: [out] -> [..., out]."""
+    if weight.is_mkldnn:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return out
+    return F.linear(x, weight, bias)
+
+
+def packed(weight: Tensor) -> Tensor:
+    """A copy of a bfloat16 weight [out, in] on the CPU, for :func:`product` alone."""
+    with torch.no_grad():
+        copy: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return copy
+
+
+def can_pack(dtype: torch.dtype, device: str) -> bool:
+    """Whether packing is known here, and pays: in float32 a single row of a small weight would take
+    four times as long."""
+    return (
+        dtype == torch.bfloat16
+        and torch.device(device).type == "cpu"
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+def pack_weights(module: nn.Module) -> None:
+    """Pack every weight below ``module`` that can be; one at a time, so that memory suffices."""
+    for each in module.modules():
+        if callable(pack := getattr(each, "pack", None)):
+            pack()

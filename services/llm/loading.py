@@ -17,6 +17,7 @@ from mimo.leaf.startup import Startup
 from mimo.metrics import LLM, Metrics
 from mimo.nn.device import Compute
 from mimo.nn.heap import keep_freed_buffers
+from mimo.nn.linear import can_pack, pack_weights
 from mimo.rpc.replica import Description
 from mimo.store import Modality
 from services.llm.calibration import calibrate
@@ -152,7 +153,7 @@ def load_share(settings: LlmSettings, shard: Shard, cache_bytes: int) -> LoadedS
 def _load_modules(
     settings: LlmSettings, startup: Startup, index: CheckpointIndex, shard: Shard
 ) -> tuple[Decoder, Mtp | None]:
-    """The decoder and, where drafts are wanted, its MTP blocks."""
+    """The decoder and, where drafts are wanted, its MTP blocks, as the device multiplies best."""
     decoder, mtp = load_decoder(
         index,
         dtype=startup.compute.dtype,
@@ -161,7 +162,12 @@ def _load_modules(
         profile=settings.numeric_overrides,
         shard=shard,
     )
-    return decoder, mtp if settings.max_draft_tokens > 0 else None
+    if settings.max_draft_tokens == 0:
+        mtp = None
+    if can_pack(startup.compute.dtype, startup.compute.device):
+        for module in filter(None, (decoder, mtp)):
+            pack_weights(module)
+    return decoder, mtp
 
 
 def build_core(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mimo.nn.device import multiplies_bf16
+from mimo.nn.linear import packed, product
 from services.llm.model.config import DecoderConfig
 
 # On an accelerator, up to so many (token, expert) pairs are computed without asking the host which
@@ -14,8 +14,8 @@ from services.llm.model.config import DecoderConfig
 # knows for free, and the gather costs more than the products.
 GATHER_MAX_PAIRS = 32
 
-# A few rows go through all experts at once when that costs less than calling them one by one: when
-# experts are small, by the weights of gate and up, or the products themselves cost next to nothing.
+# A few rows go through all experts at once where these are so small that calling them one by one
+# costs more: by the weights of gate and up.
 DENSE_MAX_ROWS = 32
 DENSE_MAX_WEIGHTS = 1 << 16
 
@@ -102,7 +102,8 @@ class Gate(nn.Module):
 class Experts(nn.Module):
     """All experts of a layer, stacked. gate_up_proj holds the gate's rows, then the up rows.
 
-    A state dict holds every expert's gate_proj, up_proj and down_proj apart.
+    A state dict holds every expert's gate_proj, up_proj and down_proj apart. Once packed, for
+    inference alone, there are no stacks but the weights of each expert.
     """
 
     def __init__(
@@ -117,6 +118,9 @@ class Experts(nn.Module):
     ) -> None:
         super().__init__()
         self.gather_max_pairs = gather_max_pairs
+        self.num_experts = num_experts
+        self.is_dense_cheap = 2 * intermediate_size * hidden_size <= DENSE_MAX_WEIGHTS
+        self._packed: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
         self.gate_up_proj = nn.Parameter(
             torch.empty(num_experts, 2 * intermediate_size, hidden_size, dtype=dtype)
         )
@@ -128,12 +132,20 @@ class Experts(nn.Module):
         self.register_state_dict_post_hook(_split_experts)
         self.register_load_state_dict_pre_hook(_join_experts)
 
+    def pack(self) -> None:
+        """Pack the weights of each expert, in place of the stacks, unless those are needed."""
+        if self.is_dense_cheap:
+            return
+        gate_ups, downs = self._weights()
+        self._packed = tuple(map(packed, gate_ups)), tuple(map(packed, downs))
+        del self.gate_up_proj, self.down_proj
+
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """x: [T, D], topk_ids and topk_weights: [T, k] -> [T, D], the weighted sum of experts."""
         if topk_ids.numel() <= self.gather_max_pairs:
             out = self._gathered(x, topk_ids)
         elif len(x) == 1:
-            out = self._single(x[0], topk_ids[0].tolist())
+            out = self._single(x, topk_ids[0].tolist())
         elif len(x) <= DENSE_MAX_ROWS and self.is_dense_cheap:
             out = self._dense(x, topk_ids)
         else:
@@ -141,21 +153,16 @@ class Experts(nn.Module):
         out = torch.bmm(topk_weights.unsqueeze(1), out.to(topk_weights.dtype))  # [T, 1, D]
         return out.squeeze(1).to(x.dtype)
 
-    @property
-    def is_dense_cheap(self) -> bool:
-        """Whether a few rows may as well go through all experts."""
-        weights = self.gate_up_proj
-        is_small = weights.shape[1] * weights.shape[2] <= DENSE_MAX_WEIGHTS
-        return is_small or (weights.dtype == torch.bfloat16 and multiplies_bf16())
+    def _weights(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Gate and up, and down, of every expert: [2I, D] and [D, I] each."""
+        return self._packed or (self.gate_up_proj.unbind(), self.down_proj.unbind())
 
     def _single(self, row: Tensor, experts: list[int]) -> Tensor:
-        """Products with a vector, which read a weight once and as it is. row: [D] -> [1, k, D]."""
-        gate_up, down = self.gate_up_proj, self.down_proj
-        rows = torch.cat([torch.mv(gate_up[expert], row) for expert in experts])  # [k * 2I]
-        hidden = _swiglu(rows.view(len(experts), -1))
-        pairs = zip(experts, hidden.unbind(), strict=True)  # [I] each
-        outs = torch.cat([torch.mv(down[expert], inner) for expert, inner in pairs])  # [k * D]
-        return outs.view(1, len(experts), -1)
+        """No sorting where there is nothing to sort. row: [1, D] -> [1, k, D]."""
+        gate_ups, downs = self._weights()
+        hidden = _swiglu(torch.cat([product(row, gate_ups[expert]) for expert in experts]))
+        pairs = zip(experts, hidden.split(1), strict=True)  # [1, I] each
+        return torch.cat([product(inner, downs[expert]) for expert, inner in pairs]).unsqueeze(0)
 
     def _gathered(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """One matrix-vector product for each pair, as one batch. -> [T, k, D]."""
@@ -166,39 +173,32 @@ class Experts(nn.Module):
         return out.view(*topk_ids.shape, -1)
 
     def _dense(self, x: Tensor, topk_ids: Tensor) -> Tensor:
-        """All rows through all experts, then those that were chosen. -> [T, k, D].
-
-        bfloat16 rows are columns here: of the operands of a product only the right one is packed.
-        """
-        gate_up, down = self.gate_up_proj, self.down_proj
-        if x.dtype == torch.bfloat16:
-            hidden = torch.matmul(gate_up, x.t())  # [E, 2I, T]
-            outs = torch.bmm(down, _swiglu(hidden, dim=1)).permute(2, 0, 1)  # [T, E, D]
-        else:
-            hidden = torch.matmul(x, gate_up.transpose(1, 2))  # [E, T, 2I]
-            outs = torch.bmm(_swiglu(hidden), down.transpose(1, 2)).transpose(0, 1)  # [T, E, D]
-        return outs.gather(1, topk_ids.unsqueeze(-1).expand(-1, -1, x.shape[1]))
+        """All rows through all experts, then those that were chosen. -> [T, k, D]."""
+        hidden = torch.matmul(x, self.gate_up_proj.transpose(1, 2))  # [E, T, 2I]
+        outs = torch.bmm(_swiglu(hidden), self.down_proj.transpose(1, 2)).transpose(0, 1)
+        return outs.gather(1, topk_ids.unsqueeze(-1).expand(-1, -1, x.shape[1]))  # of [T, E, D]
 
     def _grouped(self, x: Tensor, topk_ids: Tensor) -> Tensor:
-        """One matrix product for each expert that was chosen at all. -> [T, k, D]."""
+        """Two matrix products for each expert that was chosen at all. -> [T, k, D]."""
         pairs = topk_ids.flatten()  # [T * k]
-        order = pairs.argsort(stable=True)
-        counts = torch.bincount(pairs, minlength=len(self.gate_up_proj)).tolist()
-        rows = x[order // topk_ids.shape[1]].split(counts)  # by expert, each [count, D]
-        weights = zip(self.gate_up_proj.unbind(), self.down_proj.unbind(), strict=True)
-        outs = [_expert(part, *w) for part, w in zip(rows, weights, strict=True) if len(part)]
-        in_order = torch.cat(outs)  # of experts
-        return torch.empty_like(in_order).index_copy(0, order, in_order).view(*topk_ids.shape, -1)
+        order = pairs.argsort(stable=True)  # by expert
+        counts = torch.bincount(pairs, minlength=self.num_experts).tolist()
+        gate_ups, downs = self._weights()
+        rows = x.index_select(0, order // topk_ids.shape[1])  # [T * k, D]
+        hidden = _swiglu(_by_expert(rows, counts, gate_ups))  # [T * k, I]
+        outs = _by_expert(hidden, counts, downs)  # [T * k, D]
+        return outs.index_select(0, order.argsort()).view(*topk_ids.shape, -1)
 
 
-def _expert(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """[T, D] -> [T, D]."""
-    return F.linear(_swiglu(F.linear(x, gate_up)), down)
+def _by_expert(x: Tensor, counts: list[int], weights: tuple[Tensor, ...]) -> Tensor:
+    """x: [P, in], the first counts[0] rows for weights[0], and so on -> [P, out]."""
+    parts = zip(x.split(counts), counts, weights, strict=True)
+    return torch.cat([product(part, weight) for part, count, weight in parts if count])
 
 
-def _swiglu(hidden: Tensor, dim: int = -1) -> Tensor:
-    """[.., 2I, ..] -> [.., I, ..], 2I being the size of ``dim``."""
-    gate, up = hidden.chunk(2, dim)
+def _swiglu(hidden: Tensor) -> Tensor:
+    """[..., 2I] -> [..., I]."""
+    gate, up = hidden.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
@@ -210,7 +210,7 @@ def _split_experts(experts: Experts, state: dict[str, Tensor], prefix: str, _: A
 
 
 def _join_experts(experts: Experts, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
-    names = [_expert_names(prefix, expert) for expert in range(len(experts.gate_up_proj))]
+    names = [_expert_names(prefix, expert) for expert in range(experts.num_experts)]
     if all(name in state for expert_names in names for name in expert_names):
         parts = [[state.pop(name) for name in expert_names] for expert_names in names]
         state[f"{prefix}gate_up_proj"] = torch.stack(

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from mimo.nn.linear import can_pack
 from services.llm.model.config import DecoderConfig
 from services.llm.model.moe import GATHER_MAX_PAIRS, Experts, Gate, SparseMoe
 
@@ -98,6 +99,24 @@ def test_all_paths_give_bfloat16_out_of_float32_weights() -> None:
     for out in outs:
         assert out.dtype == torch.bfloat16
         torch.testing.assert_close(out, outs[0], rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.skipif(not can_pack(torch.bfloat16, "cpu"), reason="this CPU cannot pack")
+@pytest.mark.parametrize("num_tokens", [1, 2, 40])
+def test_packed_experts_give_the_same_bits(num_tokens: int) -> None:
+    torch.manual_seed(3)
+    experts = Experts(
+        EXPERTS, HIDDEN, INTERMEDIATE, std=1.0, gather_max_pairs=0, dtype=torch.bfloat16
+    )
+    experts.is_dense_cheap = False  # another product, and a few other bits
+    x = torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16)
+    ids = torch.randint(EXPERTS, (num_tokens, TOPK))
+    weights = torch.rand(num_tokens, TOPK)
+    with torch.inference_mode():
+        expected = experts(x, ids, weights)
+        experts.pack()
+        assert not list(experts.parameters())  # nothing is held twice
+        assert torch.equal(experts(x, ids, weights), expected)
 
 
 def test_the_bias_changes_the_choice_and_not_the_weights() -> None:

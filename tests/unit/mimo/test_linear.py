@@ -1,25 +1,18 @@
-"""The path of a few rows agrees with the plain product, and is taken where it should be."""
+"""Packed weights give the bits of plain ones, whoever multiplies with whom."""
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch import nn
+from torch.nn import functional as F
 
-from mimo.nn import linear as linear_module
-from mimo.nn.linear import FEW_ROWS, Linear
+from mimo.nn.linear import Linear, can_pack, pack_weights, packed, product
+from mimo.nn.mlp import SwiGLU
 
 WIDTH, HEIGHT = 48, 40
 
-
-class Operations(TorchDispatchMode):
-    """Remembers the names of what ran."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
+needs_packing = pytest.mark.skipif(
+    not can_pack(torch.bfloat16, "cpu"), reason="this CPU or this torch has no bfloat16 kernels"
+)
 
 
 def layer(*, bias: bool = False, dtype: torch.dtype = torch.bfloat16) -> Linear:
@@ -29,8 +22,8 @@ def layer(*, bias: bool = False, dtype: torch.dtype = torch.bfloat16) -> Linear:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", [0, 1, 2, FEW_ROWS, FEW_ROWS + 1])
-def test_any_number_of_rows_is_the_plain_product(rows: int, bias: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("rows", [0, 1, 2, 40])
+def test_it_is_the_plain_product(rows: int, bias: bool, dtype: torch.dtype) -> None:
     linear = layer(bias=bias, dtype=dtype)
     x = torch.randn(rows, WIDTH, dtype=dtype)
     expected = x.double() @ linear.weight.double().T
@@ -42,38 +35,54 @@ def test_any_number_of_rows_is_the_plain_product(rows: int, bias: bool, dtype: t
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
 
 
+@needs_packing
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 2, 40])
+def test_a_packed_weight_gives_the_same_bits(rows: int, bias: bool) -> None:
+    plain, linear = layer(bias=bias), layer(bias=bias)
+    pack_weights(linear)
+    assert linear.weight.is_mkldnn
+    x = torch.randn(rows, WIDTH, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        assert torch.equal(linear(x), plain(x))
+
+
+@needs_packing
+def test_a_row_does_not_depend_on_the_others() -> None:
+    torch.manual_seed(0)
+    weight = packed(torch.randn(512, 256, dtype=torch.bfloat16))
+    x = torch.randn(130, 256, dtype=torch.bfloat16)
+    whole = product(x, weight)
+    for count in (1, 2, 7, 33):
+        assert torch.equal(product(x[:count], weight), whole[:count])
+
+
+@needs_packing
+def test_operands_need_not_be_contiguous() -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(HEIGHT, WIDTH, dtype=torch.bfloat16)
+    x = torch.randn(4, 2 * WIDTH, dtype=torch.bfloat16)[:, ::2]
+    part = torch.randn(3 * HEIGHT, WIDTH, dtype=torch.bfloat16)[HEIGHT : 2 * HEIGHT]
+    for matrix in (weight, part):
+        assert torch.equal(product(x, packed(matrix)), F.linear(x, matrix))
+
+
+@needs_packing
+def test_all_weights_below_a_module_are_packed() -> None:
+    torch.manual_seed(0)
+    plain = nn.ModuleDict({"mlp": SwiGLU(WIDTH, HEIGHT), "norm": nn.LayerNorm(WIDTH)})
+    plain = plain.to(torch.bfloat16)
+    x = torch.randn(3, WIDTH, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        expected = plain["mlp"](x)
+        pack_weights(plain)
+        assert torch.equal(plain["mlp"](x), expected)
+    names = [name for name, each in plain.named_parameters() if each.is_mkldnn]
+    assert names == ["mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"]
+
+
 @pytest.mark.parametrize(
-    ("rows", "has_matrices", "product"),
-    [
-        (1, True, "mv"),
-        (1, False, "mv"),
-        (2, True, "weight first"),
-        (FEW_ROWS, True, "weight first"),
-        (FEW_ROWS + 1, True, "plain"),
-        (2, False, "plain"),
-    ],
+    ("dtype", "device"), [(torch.float32, "cpu"), (torch.bfloat16, "cuda"), (torch.float16, "cpu")]
 )
-def test_where_the_weight_is_read_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, rows: int, has_matrices: bool, product: str
-) -> None:
-    monkeypatch.setattr(linear_module, "multiplies_bf16", lambda: has_matrices)
-    with torch.no_grad(), Operations() as operations:
-        layer()(torch.ones(rows, WIDTH, dtype=torch.bfloat16))
-    is_vector = any("mv" in name for name in operations.names)
-    is_weight_first = any("clone" in name for name in operations.names)  # back into rows
-    assert {"mv": (True, False), "weight first": (False, True), "plain": (False, False)}[
-        product
-    ] == (is_vector, is_weight_first)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_gradients_of_few_rows_are_those_of_the_plain_product(
-    monkeypatch: pytest.MonkeyPatch, rows: int
-) -> None:
-    monkeypatch.setattr(linear_module, "multiplies_bf16", lambda: True)
-    linear = layer()
-    x = torch.randn(rows, WIDTH, dtype=torch.bfloat16, requires_grad=True)
-    fast = torch.autograd.grad(linear(x).sum(), (x, linear.weight))
-    plain = torch.autograd.grad((x @ linear.weight.T).sum(), (x, linear.weight))
-    for got, expected in zip(fast, plain, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+def test_what_is_not_packed(dtype: torch.dtype, device: str) -> None:
+    assert not can_pack(dtype, device)
