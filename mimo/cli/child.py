@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import ctypes
 import os
 import signal
@@ -103,7 +104,7 @@ class Child:
 
     async def _read_output(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdout is not None
-        with self.log_file.open("a", encoding="utf-8") as log:
+        with self.log_file.open("ab", buffering=0) as log:
             while True:
                 try:
                     line = await process.stdout.readline()
@@ -113,8 +114,8 @@ class Child:
                     return
                 text = line.decode("utf-8", "replace").rstrip()
                 self.tail.append(text)
-                log.write(text + "\n")
-                log.flush()
+                with contextlib.suppress(OSError):  # a full disk ends no process
+                    log.write(f"{text}\n".encode())
 
 
 def child_environment(parent: Mapping[str, str]) -> dict[str, str]:

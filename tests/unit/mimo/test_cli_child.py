@@ -8,6 +8,7 @@ import pytest
 
 from mimo.cli.child import RESTART_DELAYS_S, STEADY_S, Child, ChildSpec
 
+FULL = Path("/dev/full")
 LINE_LIMIT = 1 << 16  # of asyncio's reader
 
 
@@ -19,6 +20,16 @@ async def test_a_line_of_any_length_does_not_end_the_reading(tmp_path: Path) -> 
     assert await child.wait() == 0
     assert (child.tail[0], child.tail[-1]) == ("x" * 10, "x" * 20)
     assert all(len(line) < LINE_LIMIT * 4 for line in child.tail)
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no device that is always full")
+async def test_a_full_disk_ends_nobody() -> None:
+    child = Child(
+        ChildSpec("llm", 0, [sys.executable, "-c", "print('a'); print('b')"], "a:1"), FULL
+    )
+    await child.start()
+    assert await child.wait() == 0
+    assert list(child.tail) == ["a", "b"]
 
 
 async def test_a_program_that_is_gone_is_not_tried_without_a_pause(tmp_path: Path) -> None:
