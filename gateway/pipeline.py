@@ -37,6 +37,7 @@ from mimo.metrics import Metrics
 from mimo.rpc.status import from_exception
 
 QUEUED_EVENTS = 64  # then the decoders wait for the reader
+FEW_TURNS = 32  # about a millisecond of the template
 FEW_CHARACTERS = 2048  # about half a millisecond of the tokenizer
 FEW_TOKENS = 8192  # about half a millisecond of hashing
 
@@ -142,7 +143,8 @@ class Pipeline:
     ) -> PlannedPrompt:
         """Render the conversation, plan all media and expand. Raises InvalidRequest. ``hold``
         counts what is fetched."""
-        rendered = self._model.template.render(conversation)
+        num_turns = len(conversation.messages) + len(conversation.tools)
+        rendered = await offload(num_turns, FEW_TURNS, self._model.template.render, conversation)
         media: list[Medium] = []
         if any(conversation.media_parts()):
             planner = self._media_services().planner
