@@ -36,7 +36,7 @@ class Contestant:
         path = self.form(forms)
         if path == forms.gguf and not path.exists():
             _write_gguf(python, forms)
-        environment = {"OMP_NUM_THREADS": str(config["threads"]), "OMP_WAIT_POLICY": "passive"}
+        environment = {"OMP_NUM_THREADS": str(config["threads"])}
         if self.environment is environments.VLLM:
             environment["LD_PRELOAD"] = _vllm_preload(python)
         return EngineProcess(
