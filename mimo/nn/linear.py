@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+_OPERATIONS = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")
+
 
 class Linear(nn.Linear):
     """``nn.Linear`` whose weight can be packed."""
@@ -40,12 +42,12 @@ def packed(weight: Tensor) -> Tensor:
 def can_pack(dtype: torch.dtype, device: str) -> bool:
     """Whether packing is known here, and pays: in float32 a single row of a small weight would take
     four times as long."""
-    return (
-        dtype == torch.bfloat16
-        and torch.device(device).type == "cpu"
-        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    if dtype != torch.bfloat16 or torch.device(device).type != "cpu":
+        return False
+    # Private names: a torch that has others is one that cannot pack.
+    if not all(hasattr(torch.ops.mkldnn, name) for name in _OPERATIONS):
+        return False
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def pack_weights(module: nn.Module) -> None:

@@ -86,3 +86,8 @@ def test_all_weights_below_a_module_are_packed() -> None:
 )
 def test_what_is_not_packed(dtype: torch.dtype, device: str) -> None:
     assert not can_pack(dtype, device)
+
+
+def test_a_torch_without_these_operations_cannot_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mimo.nn.linear._OPERATIONS", ("_not_there",))
+    assert not can_pack(torch.bfloat16, "cpu")
