@@ -4,6 +4,12 @@ from mimo.errors import ConfigError
 from mimo.nn.attention.base import AttentionBackend
 
 
+def _native() -> AttentionBackend:
+    from mimo.nn.attention.native import NativeBackend
+
+    return NativeBackend()
+
+
 def _sdpa() -> AttentionBackend:
     from mimo.nn.attention.sdpa import SdpaBackend
 
@@ -16,7 +22,7 @@ def _reference() -> AttentionBackend:
     return ReferenceBackend()
 
 
-_FACTORIES = {"sdpa": _sdpa, "reference": _reference}
+_FACTORIES = {"native": _native, "sdpa": _sdpa, "reference": _reference}
 
 BACKENDS = tuple(_FACTORIES)
 
