@@ -29,6 +29,7 @@ _FLAGS = (
     "-fPIC",
     "-Wno-psabi",
 )
+_HEADERS = Path(__file__).parent  # lanes.h and what rests on it
 _TIMEOUT_S = 120
 
 
@@ -64,7 +65,7 @@ def _compile(compiler: str, source: Path, library: Path) -> None:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         compiled, linked = Path(scratch, "kernel.o"), Path(scratch, "kernel.so")
-        _run(compiler, *_FLAGS, "-c", str(source), "-o", str(compiled))
+        _run(compiler, *_FLAGS, f"-I{_HEADERS}", "-c", str(source), "-o", str(compiled))
         _run(compiler, "-shared", str(compiled), "-o", str(linked))
         linked.replace(library)
     logger.info("compiled %s in %.1f s", source.name, time.perf_counter() - start)
@@ -78,11 +79,9 @@ def _run(*command: str) -> str:
 
 def _fingerprint(source: Path, compiler: str) -> str:
     """Names everything that a compiled kernel depends on, the instructions of this CPU included."""
-    facts = (source.read_bytes(), " ".join(_FLAGS), _run(compiler, "--version"), _cpu())
-    digest = hashlib.sha256()
-    for fact in facts:
-        digest.update(hashlib.sha256(fact if isinstance(fact, bytes) else fact.encode()).digest())
-    return digest.hexdigest()[:16]
+    texts = [path.read_text() for path in (source, *sorted(_HEADERS.glob("*.h")))]
+    facts = [*texts, *_FLAGS, _run(compiler, "--version"), _cpu()]
+    return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
 
 
 def _cpu() -> str:

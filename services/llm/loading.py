@@ -17,7 +17,7 @@ from mimo.leaf.startup import Startup
 from mimo.metrics import LLM, Metrics
 from mimo.nn.device import Compute
 from mimo.nn.heap import keep_freed_buffers
-from mimo.nn.linear import can_pack, pack_weights
+from mimo.nn.linear import pack_weights, packing_for
 from mimo.rpc.replica import Description
 from mimo.store import Modality
 from services.llm.calibration import calibrate
@@ -164,9 +164,10 @@ def _load_modules(
     )
     if settings.max_draft_tokens == 0:
         mtp = None
-    if can_pack(startup.compute.dtype, startup.compute.device):
+    packing = packing_for(startup.compute.dtype, startup.compute.device)
+    if packing is not None:
         for module in filter(None, (decoder, mtp)):
-            pack_weights(module)
+            pack_weights(module, packing)
     return decoder, mtp
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mimo.checkpoint.index import CheckpointIndex
 from mimo.nn.attention import AttentionSelector
+from mimo.nn.linear import pack_weights, packing_for
 from services.audio.weights import AudioCheckpoint
 from services.llm.model.weights import load_decoder
 from services.vision.plan import VisionPlan
@@ -82,6 +83,8 @@ class Monolith:
         self._decoder, _ = load_decoder(
             index, dtype=dtype, device="cpu", selector=AttentionSelector("llm", override=None)
         )
+        if (packing := packing_for(dtype, "cpu")) is not None:  # other kernels, other last bits
+            pack_weights(self._decoder, packing)
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
 
     @torch.inference_mode()

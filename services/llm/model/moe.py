@@ -1,23 +1,21 @@
 """Mixture of experts: sigmoid gate, top-k routed experts, nothing shared."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from mimo.nn.linear import packed, product
+from mimo.nn.linear import PackedWeight, Packing
+from mimo.nn.panels import Panels
 from services.llm.model.config import DecoderConfig
+from services.llm.model.expert_panels import ExpertPanels
 
 # On an accelerator, up to so many (token, expert) pairs are computed without asking the host which
 # experts were chosen: their weights are gathered and multiplied in one batch. On a CPU the host
 # knows for free, and the gather costs more than the products.
 GATHER_MAX_PAIRS = 32
-
-# A few rows go through all experts at once where these are so small that calling them one by one
-# costs more: by the weights of gate and up.
-DENSE_MAX_ROWS = 32
-DENSE_MAX_WEIGHTS = 1 << 16
 
 
 class SparseMoe(nn.Module):
@@ -103,8 +101,11 @@ class Experts(nn.Module):
     """All experts of a layer, stacked. gate_up_proj holds the gate's rows, then the up rows.
 
     A state dict holds every expert's gate_proj, up_proj and down_proj apart. Once packed, for
-    inference alone, there are no stacks but the weights of each expert.
+    inference alone, there are no stacks.
     """
+
+    _panels: ExpertPanels | None = None
+    _packed: tuple[list[PackedWeight], list[PackedWeight]] | None = None
 
     def __init__(
         self,
@@ -119,8 +120,6 @@ class Experts(nn.Module):
         super().__init__()
         self.gather_max_pairs = gather_max_pairs
         self.num_experts = num_experts
-        self.is_dense_cheap = 2 * intermediate_size * hidden_size <= DENSE_MAX_WEIGHTS
-        self._packed: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] | None = None
         self.gate_up_proj = nn.Parameter(
             torch.empty(num_experts, 2 * intermediate_size, hidden_size, dtype=dtype)
         )
@@ -132,37 +131,24 @@ class Experts(nn.Module):
         self.register_state_dict_post_hook(_split_experts)
         self.register_load_state_dict_pre_hook(_join_experts)
 
-    def pack(self) -> None:
-        """Pack the weights of each expert, in place of the stacks, unless those are needed."""
-        if self.is_dense_cheap:
-            return
-        gate_ups, downs = self._weights()
-        self._packed = tuple(map(packed, gate_ups)), tuple(map(packed, downs))
+    def pack(self, packing: Packing) -> None:
+        """Pack the weights of all experts in place of the stacks."""
+        if packing is Panels:
+            self._panels = ExpertPanels(self.gate_up_proj, self.down_proj)
+        else:
+            self._packed = [*map(packing, self.gate_up_proj)], [*map(packing, self.down_proj)]
         del self.gate_up_proj, self.down_proj
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """x: [T, D], topk_ids and topk_weights: [T, k] -> [T, D], the weighted sum of experts."""
+        if self._panels is not None:
+            return self._panels(x, topk_ids, topk_weights)
         if topk_ids.numel() <= self.gather_max_pairs:
             out = self._gathered(x, topk_ids)
-        elif len(x) == 1:
-            out = self._single(x, topk_ids[0].tolist())
-        elif len(x) <= DENSE_MAX_ROWS and self.is_dense_cheap:
-            out = self._dense(x, topk_ids)
         else:
             out = self._grouped(x, topk_ids)  # [T, k, D]
         out = torch.bmm(topk_weights.unsqueeze(1), out.to(topk_weights.dtype))  # [T, 1, D]
         return out.squeeze(1).to(x.dtype)
-
-    def _weights(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Gate and up, and down, of every expert: [2I, D] and [D, I] each."""
-        return self._packed or (self.gate_up_proj.unbind(), self.down_proj.unbind())
-
-    def _single(self, row: Tensor, experts: list[int]) -> Tensor:
-        """No sorting where there is nothing to sort. row: [1, D] -> [1, k, D]."""
-        gate_ups, downs = self._weights()
-        hidden = _swiglu(torch.cat([product(row, gate_ups[expert]) for expert in experts]))
-        pairs = zip(experts, hidden.split(1), strict=True)  # [1, I] each
-        return torch.cat([product(inner, downs[expert]) for expert, inner in pairs]).unsqueeze(0)
 
     def _gathered(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """One matrix-vector product for each pair, as one batch. -> [T, k, D]."""
@@ -172,28 +158,26 @@ class Experts(nn.Module):
         out = torch.bmm(self.down_proj[pairs], _swiglu(hidden).unsqueeze(-1))  # [T * k, D, 1]
         return out.view(*topk_ids.shape, -1)
 
-    def _dense(self, x: Tensor, topk_ids: Tensor) -> Tensor:
-        """All rows through all experts, then those that were chosen. -> [T, k, D]."""
-        hidden = torch.matmul(x, self.gate_up_proj.transpose(1, 2))  # [E, T, 2I]
-        outs = torch.bmm(_swiglu(hidden), self.down_proj.transpose(1, 2)).transpose(0, 1)
-        return outs.gather(1, topk_ids.unsqueeze(-1).expand(-1, -1, x.shape[1]))  # of [T, E, D]
-
     def _grouped(self, x: Tensor, topk_ids: Tensor) -> Tensor:
         """Two matrix products for each expert that was chosen at all. -> [T, k, D]."""
         pairs = topk_ids.flatten()  # [T * k]
         order = pairs.argsort(stable=True)  # by expert
         counts = torch.bincount(pairs, minlength=self.num_experts).tolist()
-        gate_ups, downs = self._weights()
+        gate_ups, downs = self._packed or (self.gate_up_proj, self.down_proj)
         rows = x.index_select(0, order // topk_ids.shape[1])  # [T * k, D]
         hidden = _swiglu(_by_expert(rows, counts, gate_ups))  # [T * k, I]
         outs = _by_expert(hidden, counts, downs)  # [T * k, D]
         return outs.index_select(0, order.argsort()).view(*topk_ids.shape, -1)
 
 
-def _by_expert(x: Tensor, counts: list[int], weights: tuple[Tensor, ...]) -> Tensor:
-    """x: [P, in], the first counts[0] rows for weights[0], and so on -> [P, out]."""
+def _by_expert(x: Tensor, counts: list[int], weights: Iterable[Tensor | PackedWeight]) -> Tensor:
+    """x: [P, in], the first counts[0] rows for the first weight, and so on -> [P, out]."""
     parts = zip(x.split(counts), counts, weights, strict=True)
-    return torch.cat([product(part, weight) for part, count, weight in parts if count])
+    return torch.cat([_product(part, weight) for part, count, weight in parts if count])
+
+
+def _product(x: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+    return F.linear(x, weight) if isinstance(weight, Tensor) else weight.product(x)
 
 
 def _swiglu(hidden: Tensor) -> Tensor:

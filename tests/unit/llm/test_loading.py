@@ -5,16 +5,16 @@ import torch
 
 from mimo.checkpoint.directory import BUNDLED
 from mimo.metrics import LLM, Metrics
-from mimo.nn.linear import can_pack
+from mimo.nn.linear import packing_for
 from services.llm import loading
 from services.llm.engine.core import EngineCore
 from services.llm.engine.request import Request, SamplingParams
 from services.llm.settings import LlmSettings
 
 
-def load() -> EngineCore:
+def load(dtype: str) -> EngineCore:
     settings = LlmSettings(
-        model=str(BUNDLED), device="cpu", dtype="bfloat16", threads=1, kv_memory_mib=16
+        model=str(BUNDLED), device="cpu", dtype=dtype, threads=1, kv_memory_mib=16
     )
     return loading.load(settings, Metrics(LLM)).core
 
@@ -33,13 +33,17 @@ def answer(core: EngineCore) -> list[int]:
     return request.token_ids[40:]
 
 
-@pytest.mark.skipif(not can_pack(torch.bfloat16, "cpu"), reason="this CPU cannot pack")
-def test_bfloat16_weights_are_packed_and_change_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_are_packed_and_change_no_answer(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if packing_for(getattr(torch, dtype), "cpu") is None:
+        pytest.skip("nothing packs such weights here")
     packs: list[object] = []
     pack_weights = loading.pack_weights
-    monkeypatch.setattr(loading, "pack_weights", lambda m: (packs.append(m), pack_weights(m)))
-    fast = answer(load())
+    monkeypatch.setattr(loading, "pack_weights", lambda *a: (packs.append(a), pack_weights(*a)))
+    fast = answer(load(dtype))
     assert len(packs) == 2  # the decoder and its drafting blocks
-    monkeypatch.setattr(loading, "can_pack", lambda dtype, device: False)
-    assert answer(load()) == fast
+    monkeypatch.setattr(loading, "packing_for", lambda dtype, device: None)
+    assert answer(load(dtype)) == fast
     assert len(packs) == 2

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mimo.nn.linear import can_pack
+from mimo.nn.linear import Packing
 from services.llm.model.config import DecoderConfig
 from services.llm.model.moe import GATHER_MAX_PAIRS, Experts, Gate, SparseMoe
+from tests.support.kernels import each_packing
 
 EXPERTS, HIDDEN, INTERMEDIATE, TOPK = 8, 12, 20, 3
 
@@ -101,22 +102,32 @@ def test_all_paths_give_bfloat16_out_of_float32_weights() -> None:
         torch.testing.assert_close(out, outs[0], rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.skipif(not can_pack(torch.bfloat16, "cpu"), reason="this CPU cannot pack")
+@each_packing
 @pytest.mark.parametrize("num_tokens", [1, 2, 40])
-def test_packed_experts_give_the_same_bits(num_tokens: int) -> None:
+@pytest.mark.parametrize(("hidden", "intermediate"), [(HIDDEN, INTERMEDIATE), (96, 34), (130, 64)])
+def test_packed_experts_agree_with_the_formula(
+    packing: Packing, dtype: torch.dtype, num_tokens: int, hidden: int, intermediate: int
+) -> None:
     torch.manual_seed(3)
     experts = Experts(
-        EXPERTS, HIDDEN, INTERMEDIATE, std=1.0, gather_max_pairs=0, dtype=torch.bfloat16
+        EXPERTS, hidden, intermediate, std=hidden**-0.5, gather_max_pairs=0, dtype=dtype
     )
-    experts.is_dense_cheap = False  # another product, and a few other bits
-    x = torch.randn(num_tokens, HIDDEN, dtype=torch.bfloat16)
+    exact = Experts(EXPERTS, hidden, intermediate, std=1.0, gather_max_pairs=0, dtype=torch.float64)
+    exact.load_state_dict({name: x.double() for name, x in experts.state_dict().items()})
+    x = torch.randn(num_tokens, 2 * hidden).to(dtype)[:, :hidden]
     ids = torch.randint(EXPERTS, (num_tokens, TOPK))
     weights = torch.rand(num_tokens, TOPK)
     with torch.inference_mode():
-        expected = experts(x, ids, weights)
-        experts.pack()
+        expected = exact(x.double(), ids, weights.double())
+        experts.pack(packing)
         assert not list(experts.parameters())  # nothing is held twice
-        assert torch.equal(experts(x, ids, weights), expected)
+        out = experts(x, ids, weights)
+        assert out.dtype == dtype
+        tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+        for row in range(min(num_tokens, 5)):
+            alone = experts(x[row : row + 1], ids[row : row + 1], weights[row : row + 1])
+            torch.testing.assert_close(alone, out[row : row + 1], rtol=0, atol=0)
 
 
 def test_the_bias_changes_the_choice_and_not_the_weights() -> None:
