@@ -4,6 +4,7 @@ A plain matrix is brought into the kernel's layout by every product anew, which 
 more than the product; a packed one lies in it for good.
 """
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 from mimo.nn.native import KernelUnavailable
 from mimo.nn.panels import Panels
+
+logger = logging.getLogger(__name__)
 
 _ONEDNN_OPERATIONS = ("_is_mkldnn_bf16_supported", "_linear_pointwise", "_reorder_linear_weight")
 
@@ -69,7 +72,8 @@ def packing_for(dtype: torch.dtype, device: str) -> Packing | None:
         return OneDnnWeight
     try:
         Panels.prepare()
-    except KernelUnavailable:
+    except KernelUnavailable as error:
+        logger.warning("products are slower than they could be on this CPU: %s", error)
         return OneDnnWeight if has_onednn else None
     return Panels
 

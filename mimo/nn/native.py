@@ -1,8 +1,8 @@
 """Kernels in C++ that are compiled for the CPU at hand when a process first asks for them.
 
 A source takes about a second; the result is kept in the user's cache directory under a name made of
-everything it depends on. Whoever calls a kernel has a twin in torch for machines that cannot have
-it.
+everything it depends on. Whoever calls a kernel has loaded torch, and has a twin in torch for
+machines that cannot have it.
 """
 
 import ctypes

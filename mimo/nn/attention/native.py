@@ -5,6 +5,7 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,7 +125,8 @@ def _rows(meta: Paged) -> tuple[Tensor, Tensor]:
     """Request and position of every query, int32 [T]; remembered for the layers of a step."""
     longest = max(meta.context_lens, default=0)
     assert longest <= meta.block_tables.shape[1] * meta.block_size, "block tables are too short"
-    lengths = enumerate(zip(meta.q_lens, meta.context_lens, strict=True))
-    rows = [(i, p) for i, (q_len, stop) in lengths for p in range(stop - q_len, stop)]
-    requests, positions = torch.tensor(rows, dtype=torch.int32).view(-1, 2).T.contiguous()
-    return requests, positions
+    requests = [i for i, q_len in enumerate(meta.q_lens) for _ in range(q_len)]
+    spans = zip(meta.q_lens, meta.context_lens, strict=True)
+    positions = [p for q_len, stop in spans for p in range(stop - q_len, stop)]
+    arrays = np.array([*requests, *positions], np.int32).reshape(2, -1)
+    return torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])

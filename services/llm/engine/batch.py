@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,9 +52,9 @@ def build(
     """Lay segments out one after another. Their blocks must be reserved."""
     q_lens = tuple(segment.num_rows for segment in segments)
     context_lens = tuple(segment.stop for segment in segments)
-    # One tensor from one list: a step of many short segments would else be many small operations.
-    places = [(row, p) for row, s in enumerate(segments) for p in range(s.start, s.stop)]
-    rows, positions = torch.tensor(places).T.contiguous()  # [T] each
+    # From flat lists: a step of many short segments would else be many small operations.
+    rows = _tensor([row for row, length in enumerate(q_lens) for _ in range(length)], np.int64)
+    positions = _tensor([p for s in segments for p in range(s.start, s.stop)], np.int64)  # [T]
     blocks, offsets = positions // block_size, positions % block_size
     slot_mapping, paged = {}, {}
     for group in groups:
@@ -90,8 +91,14 @@ class PagedAttend:
 def _block_tables(segments: Sequence[Segment], group: str, block_size: int) -> Tensor:
     """[B, max_blocks] int32. Dropped and padding entries point at block 0: they are never seen."""
     width = max(-(-segment.stop // block_size) for segment in segments)
-    tables = []
+    flat: list[int] = []
     for segment in segments:
         table = segment.request.block_tables[group][:width]
-        tables.append(table + [NO_BLOCK] * (width - len(table)))
-    return torch.tensor(tables, dtype=torch.int32).clamp_(min=0)
+        flat += table
+        flat += [NO_BLOCK] * (width - len(table))
+    return _tensor(flat, np.int32).view(-1, width).clamp_(min=0)
+
+
+def _tensor(values: list[int], dtype: type[np.integer]) -> Tensor:
+    """By way of numpy, which reads a list in a quarter of the time."""
+    return torch.from_numpy(np.array(values, dtype))

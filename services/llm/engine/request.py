@@ -68,6 +68,13 @@ class SamplingParams:
             raise InvalidRequest("bad_words holds an empty sequence", field="sampling.bad_words")
 
     @property
+    def has_rules(self) -> bool:
+        """Whether any token is treated differently from another, once or ever."""
+        masks_stops = self.min_tokens > 0 and len(self.stop_ids) > 0
+        is_partial = self.logit_bias or self.banned_ids or self.bad_words
+        return masks_stops or bool(is_partial) or self.has_penalties
+
+    @property
     def has_penalties(self) -> bool:
         return (
             self.presence_penalty != 0.0

@@ -37,6 +37,11 @@ class SampleRow:
         return self.request.num_output_tokens + len(self.draft_ids)
 
     @property
+    def has_rules(self) -> bool:
+        """Whether anything but the logits, temperature and noise has a say."""
+        return self.params.has_rules or self.request.grammar is not None
+
+    @property
     def output_ids(self) -> list[int]:
         return [*self.request.token_ids[self.request.num_prompt_tokens :], *self.draft_ids]
 
@@ -76,21 +81,20 @@ class Sampler:
         finite = logits.amax(dim=-1).isfinite()  # NaN and +inf are the largest of their row
         scores = logits.index_fill(-1, self._masked_ids.to(logits.device), NEVER)  # a copy
         for index, row in enumerate(rows):
-            _adjust(scores[index], row)
-        masked = scores.amax(dim=-1) == NEVER
+            if row.has_rules:
+                _adjust(scores[index], row)
         _add_noise(scores, rows)
-        best = scores.max(dim=-1).indices  # the first of equals, as argmax, in a third of its time
-        found = torch.stack((best, finite, masked), dim=-1)  # [R, 3]
+        best = scores.max(dim=-1)  # the first of equals, as argmax, in a third of its time
+        found = torch.stack((best.indices, finite, best.values == NEVER), dim=-1)  # [R, 3]
         sampled: list[Sampled | NoToken] = []
-        for row, row_logits, (token_id, is_finite, is_masked) in zip(
-            rows, logits, found.tolist(), strict=True
-        ):
+        for index, (token_id, is_finite, is_masked) in enumerate(found.tolist()):
             if not is_finite:
                 sampled.append(NoToken.NOT_FINITE)
             elif is_masked:
                 sampled.append(NoToken.ALL_MASKED)
             else:
-                sampled.append(Sampled(token_id, _logprobs(row_logits, token_id, row.params)))
+                logprobs = _logprobs(logits, index, token_id, rows[index].params)
+                sampled.append(Sampled(token_id, logprobs))
         return sampled
 
 
@@ -183,11 +187,11 @@ def _add_noise(scores: Tensor, rows: Sequence[SampleRow]) -> None:
     scores[random] = (scaled + noise).to(scores.dtype)
 
 
-def _logprobs(logits: Tensor, token_id: int, params: SamplingParams) -> Logprobs | None:
-    """logits: [V], raw."""
+def _logprobs(logits: Tensor, index: int, token_id: int, params: SamplingParams) -> Logprobs | None:
+    """logits: [R, V], raw; ``index``: the row's."""
     if params.num_logprobs is None:
         return None
-    logprobs = logits.log_softmax(dim=-1)
+    logprobs = logits[index].log_softmax(dim=-1)
     top = logprobs.topk(min(params.num_logprobs, len(logprobs)))
     return Logprobs(
         float(logprobs[token_id]), tuple(top.indices.tolist()), tuple(top.values.tolist())

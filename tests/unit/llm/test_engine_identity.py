@@ -19,6 +19,7 @@ from torch import Tensor
 from mimo.checkpoint.directory import model_directory
 from mimo.checkpoint.index import CheckpointIndex
 from mimo.nn.attention import AttentionSelector
+from mimo.nn.linear import pack_weights, packing_for
 from services.llm.engine import acceptance, scheduler
 from services.llm.engine.core import EngineCore
 from services.llm.engine.noise import gumbel
@@ -82,6 +83,10 @@ def pair() -> tuple[Decoder, Mtp]:
     index = CheckpointIndex.open(model_directory(""))
     decoder, mtp = load_decoder(index, dtype=torch.float32, device="cpu", selector=selector)
     assert mtp is not None
+    packing = packing_for(torch.float32, "cpu")
+    if packing is not None:  # as they are served
+        pack_weights(decoder, packing)
+        pack_weights(mtp, packing)
     return decoder, mtp
 
 
