@@ -50,7 +50,7 @@ check: setup oracles ## Oracles, clients, browser, longer tests (budget: 45 minu
 	@$(TEST_ENV) timeout 2100 $(BIN)/python -m pytest -q -n 2 --dist loadgroup -m "check and not alone and not soak and not gpu"
 	@$(TEST_ENV) timeout 600 $(BIN)/python -m pytest -q -s -m "alone and not soak and not gpu"
 
-soak: setup oracles ## Three minutes of faults, hours of load: what `make check` has no time for
+soak: setup oracles ## Minutes of faults and of load: what `make check` has no time for
 	@$(TEST_ENV) $(BIN)/python -m pytest -q -s -m "soak and not gpu"
 
 oracles: $(VENV)/.oracles ## Install the independent implementations that `make check` compares with
