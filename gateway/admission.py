@@ -17,10 +17,10 @@ from gateway.vitals import LoopLag
 # Of the time that is left: predictions err, and what is let in and not finished is for nothing. A
 # shorter queue keeps decoders as busy.
 MARGIN = 0.5
-# So many rounds of the event loop a request with a picture waits for on its way; one of text waits
-# for sixty. Long rounds are held against newcomers when there is a crowd here; with few, it is the
-# machine that is slow.
-LOOP_WAITS = 100
+# A request with a picture waits for a hundred rounds of the event loop on its way, one of text for
+# sixty, and rounds get longer while they wait: twice that is counted. Long rounds are held against
+# newcomers when there is a crowd here; with few, it is the machine that is slow.
+LOOP_WAITS = 200
 CROWD = 32
 # What leaves at the deadline arrives after it. Ours is earlier by so much, or by this share of the
 # time if that is less.

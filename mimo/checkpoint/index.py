@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 INDEX_NAME = "model.safetensors.index.json"
 FINGERPRINT_CACHE_NAME = ".fingerprints.json"
 MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format
+SECTIONS = ("audio_config", "numeric_profile", "processor_config", "vision_config")
 
 FingerprintMode = Literal["content", "index"]
 
@@ -48,6 +49,9 @@ class CheckpointIndex:
         """
         directory = Path(directory)
         config = _read_json(directory / "config.json")
+        for name in SECTIONS:
+            if not isinstance(config.get(name), dict | None):
+                raise CheckpointError(f"config.json: {name} is {config[name]!r}, not an object")
         if (directory / INDEX_NAME).exists():
             return cls(directory, config, _from_weight_map(directory))
         files = sorted(directory.glob("*.safetensors"))

@@ -68,7 +68,7 @@ def packing_for(dtype: torch.dtype, device: str) -> Packing | None:
     if torch.device(device).type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
         return None
     has_onednn = dtype == torch.bfloat16 and _has_onednn()
-    if has_onednn and torch.cpu.get_capabilities().get("amx_bf16"):
+    if has_onednn and _has_amx():
         return OneDnnWeight
     try:
         Panels.prepare()
@@ -83,6 +83,12 @@ def pack_weights(module: nn.Module, packing: Packing) -> None:
     for each in list(module.modules()):
         if callable(pack := getattr(each, "pack", None)):
             pack(packing)
+
+
+def _has_amx() -> bool:
+    # The oldest torch that we accept may not tell; our kernel serves such a machine, too.
+    ask = getattr(torch.cpu, "get_capabilities", None)
+    return ask is not None and bool(ask().get("amx_bf16"))
 
 
 def _has_onednn() -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from mimo.checkpoint.index import FINGERPRINT_CACHE_NAME, INDEX_NAME, CheckpointIndex
+from mimo.checkpoint.index import FINGERPRINT_CACHE_NAME, INDEX_NAME, SECTIONS, CheckpointIndex
 from mimo.errors import CheckpointError
 
 TENSORS = {
@@ -65,6 +65,16 @@ def test_a_directory_without_config_is_refused(directory: Path) -> None:
     (directory / "config.json").unlink()
     with pytest.raises(CheckpointError, match="cannot read .*config.json: No such file"):
         CheckpointIndex.open(directory)
+
+
+@pytest.mark.parametrize("value", ["[]", "3", '"none"'])
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_that_is_no_object_is_told(directory: Path, section: str, value: str) -> None:
+    (directory / "config.json").write_text(f'{{"{section}": {value}}}')
+    with pytest.raises(CheckpointError, match=f"config.json: {section} is .*, not an object"):
+        CheckpointIndex.open(directory)
+    (directory / "config.json").write_text(f'{{"{section}": null}}')
+    CheckpointIndex.open(directory)
 
 
 def test_a_directory_without_weights_is_refused(directory: Path) -> None:

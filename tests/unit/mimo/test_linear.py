@@ -154,7 +154,8 @@ def test_who_packs(
             raise native.KernelUnavailable("no compiler")
 
     monkeypatch.setattr(Panels, "prepare", prepare)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": has_amx})
+    capabilities = {"amx_bf16": has_amx}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities, raising=False)
     monkeypatch.setattr(linears, "_has_onednn", lambda: has_operations)
     assert packing_for(torch.float32, "cpu") is (Panels if can_compile else None)
     onednn = OneDnnWeight if has_operations else None
