@@ -14,8 +14,10 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 logger = logging.getLogger(__name__)
 
@@ -50,14 +52,31 @@ def load_kernel(source: Path) -> ctypes.CDLL:
             "no C++ compiler is installed (c++, for example of the package g++)"
         )
     try:
-        library = _cache_directory() / f"{source.stem}-{_fingerprint(source, compiler)}.so"
-        if not library.exists():
-            _compile(compiler, source, library)
-        return ctypes.CDLL(str(library))
+        name = f"{source.stem}-{_fingerprint(source, compiler)}.so"
+        directory = _cache_directory()
+        if directory is not None:
+            return _load(compiler, source, directory / name)
+        with tempfile.TemporaryDirectory(prefix="mimo-kernels-") as passing:
+            return _load(compiler, source, Path(passing, name))
     except subprocess.CalledProcessError as error:
         raise KernelUnavailable(f"{source.name} does not compile: {_first_line(error)}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise KernelUnavailable(f"{source.name}: {error}") from error
+
+
+def load_function(
+    source: Path, name: str, argument_types: Sequence[Any]
+) -> "ctypes._NamedFuncPointer":
+    """A function of a kernel, which returns nothing. Raises KernelUnavailable."""
+    function = load_kernel(source)[name]
+    function.argtypes, function.restype = argument_types, None
+    return function
+
+
+def _load(compiler: str, source: Path, library: Path) -> ctypes.CDLL:
+    if not library.exists():
+        _compile(compiler, source, library)
+    return ctypes.CDLL(str(library))
 
 
 def _compile(compiler: str, source: Path, library: Path) -> None:
@@ -92,8 +111,8 @@ def _cpu() -> str:
     return platform.machine() + "".join(first.get(name, "") for name in known)
 
 
-def _cache_directory() -> Path:
-    """Of this user alone, because what lies there is executed; a new one if home is read-only."""
+def _cache_directory() -> Path | None:
+    """Of this user alone, because what lies there is executed. None where home is read-only."""
     try:
         directory = Path.home() / ".cache" / "mimo-serve" / "kernels"
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,7 +120,7 @@ def _cache_directory() -> Path:
             return directory
     except (OSError, RuntimeError):  # the latter: a user without a home
         pass
-    return Path(tempfile.mkdtemp(prefix="mimo-kernels-"))
+    return None
 
 
 def _first_line(error: subprocess.CalledProcessError) -> str:

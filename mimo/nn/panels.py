@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mimo.nn.native import load_kernel
+from mimo.nn.native import load_function, load_kernel
 
 PANEL = 64
 
@@ -51,6 +51,7 @@ class Panels:
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x: [..., in], bias: [out] -> [..., out]."""
         assert x.dtype == self._dtype and x.shape[-1] == self._num_inputs
+        assert bias is None or (bias.dtype == self._dtype and bias.is_contiguous())
         rows = x.reshape(-1, self._num_inputs)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
@@ -67,7 +68,5 @@ class Panels:
 
 @lru_cache
 def _kernel(dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
-    function = load_kernel(_SOURCE)[_FUNCTIONS[dtype]]
-    function.argtypes = [*[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 4, ctypes.c_int]
-    function.restype = None
-    return function
+    types = [*[ctypes.c_int64] * 4, *[ctypes.c_void_p] * 4, ctypes.c_int]
+    return load_function(_SOURCE, _FUNCTIONS[dtype], types)

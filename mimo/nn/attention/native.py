@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mimo.nn.attention.base import AttentionNeeds, Paged, Sink, Varlen
 from mimo.nn.attention.sdpa import SdpaBackend
-from mimo.nn.native import KernelUnavailable, load_kernel
+from mimo.nn.native import KernelUnavailable, load_function, load_kernel
 
 _SOURCE = Path(__file__).with_name("native.cpp")
 _FUNCTIONS = {torch.bfloat16: "attend_bfloat16", torch.float32: "attend_float32"}
@@ -34,8 +34,8 @@ class NativeBackend:
     """Reads cached keys where they lie, without copies, masks or padding.
 
     The bits of a row depend on its own query and keys alone: not on the batch, nor on how a prompt
-    was cut into steps. Only layers with a cache are taken; where gradients are asked for, torch
-    computes them.
+    was cut into steps. Only layers with a cache are taken. Gradients of packed keys are left to
+    torch; over a cache there are none.
     """
 
     name = "native"
@@ -67,14 +67,14 @@ class NativeBackend:
         meta: Varlen,
         sinks: Tensor | None,
     ) -> Tensor:
-        if torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)):
+        operands = (q, k, v) if sinks is None else (q, k, v, sinks)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
             return SdpaBackend().varlen(needs, q, k, v, meta, sinks)
         starts = [[start] for start in accumulate(meta.k_lens, initial=0)][:-1]
         tables = torch.tensor(starts, dtype=torch.int32).view(-1, 1)
         blocks = Paged(meta.q_lens, meta.k_lens, tables, _ONE_BLOCK)
-        k, v = (
-            x.contiguous().unsqueeze(1) for x in (k, v)
-        )  # [S, 1, K, ..]: any key begins a block
+        # [S, 1, K, ..]: a block may begin with any key.
+        k, v = (x.contiguous().unsqueeze(1) for x in (k, v))
         return self.paged(needs, q, k, v, blocks, sinks)
 
     def paged(
@@ -114,10 +114,8 @@ class NativeBackend:
 
 @lru_cache
 def _kernel(dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
-    function = load_kernel(_SOURCE)[_FUNCTIONS[dtype]]
-    function.argtypes = [ctypes.POINTER(_Shape), *[ctypes.c_void_p] * 8, ctypes.c_int]
-    function.restype = None
-    return function
+    types = [ctypes.POINTER(_Shape), *[ctypes.c_void_p] * 8, ctypes.c_int]
+    return load_function(_SOURCE, _FUNCTIONS[dtype], types)
 
 
 @lru_cache(maxsize=8)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from mimo.nn.native import load_kernel
+from mimo.nn.native import load_function
 from mimo.nn.panels import PANEL, in_panels
 
 _SOURCE = Path(__file__).with_name("experts.cpp")
@@ -40,6 +40,7 @@ class ExpertPanels:
     def __call__(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """x: [T, D], topk_ids: [T, k] int64, topk_weights: [T, k] float32 -> [T, D]."""
         assert x.dtype == self._dtype and x.shape[1] == self._hidden
+        assert topk_ids.dtype == torch.int64
         x = x if x.stride(1) == 1 else x.contiguous()
         topk_ids, topk_weights = topk_ids.contiguous(), topk_weights.float().contiguous()
         (num_rows, top_k), num_pairs = topk_ids.shape, topk_ids.numel()
@@ -67,7 +68,5 @@ def _interleaved(gate_up: Tensor) -> Tensor:
 
 @lru_cache
 def _kernel(dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
-    function = load_kernel(_SOURCE)[_FUNCTIONS[dtype]]
-    function.argtypes = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 9, ctypes.c_int]
-    function.restype = None
-    return function
+    types = [ctypes.POINTER(_Sizes), *[ctypes.c_void_p] * 9, ctypes.c_int]
+    return load_function(_SOURCE, _FUNCTIONS[dtype], types)

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -96,4 +97,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = set(tmp_path.iterdir())
     assert load(source).answer() == 42
+    assert set(tmp_path.iterdir()) == before  # nor is anything left elsewhere
